@@ -1,0 +1,193 @@
+"""Every setting of the three services: one frozen dataclass each, one place for each default.
+
+A value comes from a command-line flag, else from a `FORERUN_*` variable, else from the default written here.
+Nothing changes a config after start-up; what follows from one is a property. This module alone reads `FORERUN_*`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+PROTOCOL_VERSION = 1
+MAX_DRAFT_LENGTH = 64
+MAX_WINDOW = 1024
+
+
+def setting(default: Any, help: str, *, low: float | None = None, choices: tuple[str, ...] | None = None) -> Any:
+    """A dataclass field with the text that `--help` shows and the bound that is checked at start-up."""
+    metadata = {"help": help, "low": low, "choices": choices}
+    if isinstance(default, list):
+        return field(default_factory=lambda: tuple(default), metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True, slots=True)
+class CacheConfig:
+    """Where pulled models lie."""
+
+    cache: str = setting("~/.cache/forerun", "folder of pulled models")
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.cache).expanduser()
+
+
+@dataclass(frozen=True, slots=True)
+class TargetConfig:
+    """The target service."""
+
+    model: str = setting("smollm2-135m", "model name, hub id or folder")
+    host: str = setting("127.0.0.1", "interface to listen on")
+    port: int = setting(50061, "port to listen on; 0 takes a free one", low=0)
+    dtype: str = setting("auto", "number format", choices=("auto", "float32", "bfloat16", "float16"))
+    device: str = setting("auto", "cpu, cuda, cuda:1; auto takes a GPU if there is one")
+    threads: int = setting(0, "CPU threads of the model; 0 takes all cores", low=0)
+    max_sessions: int = setting(64, "sessions open at once, over all gateways", low=1)
+    kv_cache_tokens: int = setting(0, "tokens the KV cache holds; 0 chooses by device", low=0)
+    block_size: int = setting(16, "tokens in a KV-cache block", low=1)
+    max_batch_tokens: int = setting(512, "tokens in one step; longer prompts are prefilled in chunks", low=16)
+    max_patience_ms: float = setting(1000.0, "the longest wait for candidates; 0 never waits", low=0)
+    grace_s: float = setting(10.0, "seconds that open streams may go on after a stop signal", low=0)
+
+
+@dataclass(frozen=True, slots=True)
+class DraftConfig:
+    """The draft service."""
+
+    model: str = setting("smollm2-135m-draft", "draft model name, hub id or folder; or ngram, which needs no weights")
+    target: str = setting("smollm2-135m", "the target's model, for embeddings that the draft shares with it")
+    host: str = setting("127.0.0.1", "interface to listen on")
+    port: int = setting(50062, "port to listen on; 0 takes a free one", low=0)
+    dtype: str = setting("auto", "number format", choices=("auto", "float32", "bfloat16", "float16"))
+    device: str = setting("auto", "cpu, cuda, cuda:1; auto takes a GPU if there is one")
+    threads: int = setting(0, "CPU threads of the model; 0 takes all cores", low=0)
+    max_sessions: int = setting(64, "sessions open at once, over all gateways", low=1)
+    kv_cache_tokens: int = setting(0, "tokens the KV cache holds; 0 chooses by device", low=0)
+    block_size: int = setting(16, "tokens in a KV-cache block", low=1)
+    max_batch_tokens: int = setting(512, "tokens in one step; longer prompts are prefilled in chunks", low=16)
+    ngram_min: int = setting(2, "shortest match that the ngram drafter takes", low=1)
+    ngram_max: int = setting(4, "longest match that the ngram drafter looks for", low=1)
+    grace_s: float = setting(10.0, "seconds that open streams may go on after a stop signal", low=0)
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayConfig:
+    """The gateway."""
+
+    model: str = setting("smollm2-135m", "the target's model, for its tokenizer and chat template")
+    host: str = setting("127.0.0.1", "interface to listen on")
+    port: int = setting(50060, "port to listen on; 0 takes a free one", low=0)
+    targets: tuple[str, ...] = setting(["127.0.0.1:50061"], "target services, host:port, comma separated")
+    drafts: tuple[str, ...] = setting(["127.0.0.1:50062"], "draft services, host:port, comma separated; may be empty")
+    gateway_id: str = setting("", "this gateway's name to the services; empty draws a random one")
+    draft_length: int = setting(4, "candidates a round", low=1)
+    window: int = setting(0, "candidates outstanding, run-ahead included; 0 means draft_length: no run-ahead", low=0)
+    max_requests: int = setting(64, "requests being generated at once", low=1)
+    max_queue: int = setting(256, "requests waiting for their turn; more are refused", low=0)
+    credit_tokens: int = setting(256, "tokens the target may commit ahead of a client that does not read", low=1)
+    target_wait_s: float = setting(30.0, "how long a request waits for a target before UNAVAILABLE", low=0)
+    verdict_timeout_s: float = setting(60.0, "a target silent for so long is asked again; doubles each time", low=0.1)
+    draft_timeout_s: float = setting(5.0, "a draft silent for so long while candidates are due is broken", low=0.1)
+    reconnect_min_s: float = setting(0.2, "first pause before trying a lost service again", low=0.01)
+    reconnect_max_s: float = setting(5.0, "longest pause before trying a lost service again", low=0.01)
+    grace_s: float = setting(10.0, "seconds that open requests may go on after a stop signal", low=0)
+
+
+ConfigT = TypeVar("ConfigT", CacheConfig, TargetConfig, DraftConfig, GatewayConfig)
+
+
+class ConfigError(ValueError):
+    """A setting is unknown, malformed or out of range; the message names it."""
+
+
+def add_flags(parser: argparse.ArgumentParser, config: type[Any]) -> None:
+    """Adds a flag for every setting of `config`; its default is left to `resolve`."""
+    for item in dataclasses.fields(config):
+        default = _default(item)
+        shown = ",".join(default) if isinstance(default, tuple) else default
+        parser.add_argument(
+            f"--{item.name.replace('_', '-')}",
+            default=None,
+            metavar=item.name.upper(),
+            help=f"{item.metadata['help']} [{variable(item.name)}; {shown if shown != '' else 'none'}]".replace("%", "%%"),
+        )
+
+
+def resolve(
+    config: type[ConfigT], flags: Mapping[str, Any], environment: Mapping[str, str] | None = None, prefix: str = ""
+) -> ConfigT:
+    """Flag over variable over default, checked. `prefix` narrows variables: FORERUN_TARGET_PORT before FORERUN_PORT.
+
+    Raises ConfigError naming the setting and where its value came from.
+    """
+    environment = os.environ if environment is None else environment
+    values: dict[str, Any] = {}
+    hints = typing.get_type_hints(config)
+    for item in dataclasses.fields(config):
+        text, origin = _lookup(item.name, flags, environment, prefix)
+        if text is not None:
+            values[item.name] = _parse(text, hints[item.name], origin)
+        _check(values.get(item.name, _default(item)), item, origin)
+    return config(**values)
+
+
+def variable(name: str, prefix: str = "") -> str:
+    """The environment variable of a setting."""
+    return "_".join(part for part in ("FORERUN", prefix.upper(), name.upper()) if part)
+
+
+def flags_for(config: Any) -> list[str]:
+    """The command line that gives a child process this config."""
+    arguments: list[str] = []
+    for item in dataclasses.fields(config):
+        value = getattr(config, item.name)
+        text = ",".join(value) if isinstance(value, tuple) else str(value)
+        arguments += [f"--{item.name.replace('_', '-')}", text]
+    return arguments
+
+
+def _lookup(
+    name: str, flags: Mapping[str, Any], environment: Mapping[str, str], prefix: str
+) -> tuple[str | None, str]:
+    if flags.get(name) is not None:
+        return str(flags[name]), f"--{name.replace('_', '-')}"
+    for key in (variable(name, prefix), variable(name)) if prefix else (variable(name),):
+        if key in environment:
+            return environment[key], key
+    return None, name
+
+
+def _parse(text: str, kind: Any, origin: str) -> Any:
+    try:
+        if kind is int:
+            return int(text)
+        if kind is float:
+            return float(text)
+    except ValueError:
+        raise ConfigError(f"{origin}: {text!r} is not a number") from None
+    if isinstance(kind, types.GenericAlias):
+        return tuple(part.strip() for part in text.split(",") if part.strip())
+    return text
+
+
+def _check(value: Any, item: dataclasses.Field[Any], origin: str) -> None:
+    low, choices = item.metadata["low"], item.metadata["choices"]
+    if low is not None and not value >= low:
+        raise ConfigError(f"{origin}: {value} is too small, at least {low:g}")
+    if choices is not None and value not in choices:
+        raise ConfigError(f"{origin}: {value!r} is not one of {', '.join(choices)}")
+
+
+def _default(item: dataclasses.Field[Any]) -> Any:
+    if item.default is not dataclasses.MISSING:
+        return item.default
+    assert item.default_factory is not dataclasses.MISSING
+    return item.default_factory()
