@@ -1,13 +1,17 @@
 """Every setting of the three services: one frozen dataclass each, one place for each default.
 
 A value comes from a command-line flag, else from a `FORERUN_*` variable, else from the default written here.
-Nothing changes a config after start-up; what follows from one is a property. This module alone reads `FORERUN_*`.
+A variable may name its service (`FORERUN_TARGET_DEVICE`) or not (`FORERUN_DEVICE`, for all that have the setting).
+Nothing changes a config after start-up; what follows from one is a property. A value or a `FORERUN_*` name that no
+service knows stops the start with ConfigError, since a setting that is silently ignored costs more than a restart.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import difflib
+import math
 import os
 import types
 import typing
@@ -21,9 +25,20 @@ MAX_DRAFT_LENGTH = 64
 MAX_WINDOW = 1024
 
 
-def setting(default: Any, help: str, *, low: float | None = None, choices: tuple[str, ...] | None = None) -> Any:
-    """A dataclass field with the text that `--help` shows and the bound that is checked at start-up."""
-    metadata = {"help": help, "low": low, "choices": choices}
+class ConfigError(ValueError):
+    """A setting is unknown, malformed or out of range; the message names it."""
+
+
+def setting(
+    default: Any,
+    help: str,
+    *,
+    low: float | None = None,
+    high: float | None = None,
+    choices: tuple[str, ...] | None = None,
+) -> Any:
+    """A dataclass field with the text that `--help` shows and the bounds that are checked at start-up."""
+    metadata = {"help": help, "low": low, "high": high, "choices": choices}
     if isinstance(default, list):
         return field(default_factory=lambda: tuple(default), metadata=metadata)
     return field(default=default, metadata=metadata)
@@ -46,7 +61,7 @@ class TargetConfig:
 
     model: str = setting("smollm2-135m", "model name, hub id or folder")
     host: str = setting("127.0.0.1", "interface to listen on")
-    port: int = setting(50061, "port to listen on; 0 takes a free one", low=0)
+    port: int = setting(50061, "port to listen on; 0 takes a free one", low=0, high=65535)
     dtype: str = setting("auto", "number format", choices=("auto", "float32", "bfloat16", "float16"))
     device: str = setting("auto", "cpu, cuda, cuda:1; auto takes a GPU if there is one")
     threads: int = setting(0, "CPU threads of the model; 0 takes all cores", low=0)
@@ -65,7 +80,7 @@ class DraftConfig:
     model: str = setting("smollm2-135m-draft", "draft model name, hub id or folder; or ngram, which needs no weights")
     target: str = setting("smollm2-135m", "the target's model, for embeddings that the draft shares with it")
     host: str = setting("127.0.0.1", "interface to listen on")
-    port: int = setting(50062, "port to listen on; 0 takes a free one", low=0)
+    port: int = setting(50062, "port to listen on; 0 takes a free one", low=0, high=65535)
     dtype: str = setting("auto", "number format", choices=("auto", "float32", "bfloat16", "float16"))
     device: str = setting("auto", "cpu, cuda, cuda:1; auto takes a GPU if there is one")
     threads: int = setting(0, "CPU threads of the model; 0 takes all cores", low=0)
@@ -77,6 +92,10 @@ class DraftConfig:
     ngram_max: int = setting(4, "longest match that the ngram drafter looks for", low=1)
     grace_s: float = setting(10.0, "seconds that open streams may go on after a stop signal", low=0)
 
+    def __post_init__(self) -> None:
+        if self.ngram_max < self.ngram_min:
+            raise ConfigError(f"ngram_max: {self.ngram_max} is less than ngram_min ({self.ngram_min})")
+
 
 @dataclass(frozen=True, slots=True)
 class GatewayConfig:
@@ -84,12 +103,14 @@ class GatewayConfig:
 
     model: str = setting("smollm2-135m", "the target's model, for its tokenizer and chat template")
     host: str = setting("127.0.0.1", "interface to listen on")
-    port: int = setting(50060, "port to listen on; 0 takes a free one", low=0)
+    port: int = setting(50060, "port to listen on; 0 takes a free one", low=0, high=65535)
     targets: tuple[str, ...] = setting(["127.0.0.1:50061"], "target services, host:port, comma separated")
     drafts: tuple[str, ...] = setting(["127.0.0.1:50062"], "draft services, host:port, comma separated; may be empty")
     gateway_id: str = setting("", "this gateway's name to the services; empty draws a random one")
-    draft_length: int = setting(4, "candidates a round", low=1)
-    window: int = setting(0, "candidates outstanding, run-ahead included; 0 means draft_length: no run-ahead", low=0)
+    draft_length: int = setting(4, "candidates a round", low=1, high=MAX_DRAFT_LENGTH)
+    window: int = setting(
+        0, "candidates outstanding, run-ahead included; 0 means draft_length: no run-ahead", low=0, high=MAX_WINDOW
+    )
     max_requests: int = setting(64, "requests being generated at once", low=1)
     max_queue: int = setting(256, "requests waiting for their turn; more are refused", low=0)
     credit_tokens: int = setting(256, "tokens the target may commit ahead of a client that does not read", low=1)
@@ -100,24 +121,29 @@ class GatewayConfig:
     reconnect_max_s: float = setting(5.0, "longest pause before trying a lost service again", low=0.01)
     grace_s: float = setting(10.0, "seconds that open requests may go on after a stop signal", low=0)
 
+    def __post_init__(self) -> None:
+        if 0 < self.window < self.draft_length:
+            raise ConfigError(f"window: {self.window} is less than draft_length ({self.draft_length}); 0 equals it")
+        if self.reconnect_max_s < self.reconnect_min_s:
+            raise ConfigError(f"reconnect_max_s: {self.reconnect_max_s:g} is less than reconnect_min_s")
+
+
+SERVICES: Mapping[str, type[Any]] = {"target": TargetConfig, "draft": DraftConfig, "gateway": GatewayConfig}
 
 ConfigT = TypeVar("ConfigT", CacheConfig, TargetConfig, DraftConfig, GatewayConfig)
 
 
-class ConfigError(ValueError):
-    """A setting is unknown, malformed or out of range; the message names it."""
-
-
-def add_flags(parser: argparse.ArgumentParser, config: type[Any]) -> None:
+def add_flags(parser: argparse._ActionsContainer, config: type[Any]) -> None:
     """Adds a flag for every setting of `config`; its default is left to `resolve`."""
+    hints = typing.get_type_hints(config)
     for item in dataclasses.fields(config):
         default = _default(item)
         shown = ",".join(default) if isinstance(default, tuple) else default
         parser.add_argument(
             f"--{item.name.replace('_', '-')}",
             default=None,
-            metavar=item.name.upper(),
-            help=f"{item.metadata['help']} [{variable(item.name)}; {shown if shown != '' else 'none'}]".replace("%", "%%"),
+            metavar=_metavar(hints[item.name], item),
+            help=f"{item.metadata['help']} [{shown if shown != '' else 'none'}]".replace("%", "%%"),
         )
 
 
@@ -129,6 +155,7 @@ def resolve(
     Raises ConfigError naming the setting and where its value came from.
     """
     environment = os.environ if environment is None else environment
+    _refuse_unknown(environment)
     values: dict[str, Any] = {}
     hints = typing.get_type_hints(config)
     for item in dataclasses.fields(config):
@@ -154,9 +181,24 @@ def flags_for(config: Any) -> list[str]:
     return arguments
 
 
-def _lookup(
-    name: str, flags: Mapping[str, Any], environment: Mapping[str, str], prefix: str
-) -> tuple[str | None, str]:
+def _metavar(kind: Any, item: dataclasses.Field[Any]) -> str:
+    if item.metadata["choices"]:
+        return "{" + ",".join(item.metadata["choices"]) + "}"
+    return {int: "N", float: "X", str: "TEXT"}.get(kind, "A,B")
+
+
+def _refuse_unknown(environment: Mapping[str, str]) -> None:
+    configs: list[type[Any]] = [CacheConfig, *SERVICES.values()]
+    names = {item.name for config in configs for item in dataclasses.fields(config)}
+    known = {variable(name, prefix) for name in names for prefix in ("", *SERVICES)}
+    for key in environment:
+        if key.startswith("FORERUN_") and key not in known:
+            close = difflib.get_close_matches(key, known, n=1)
+            hint = f"; did you mean {close[0]}?" if close else "; unset it"
+            raise ConfigError(f"{key}: no setting has this variable{hint}")
+
+
+def _lookup(name: str, flags: Mapping[str, Any], environment: Mapping[str, str], prefix: str) -> tuple[str | None, str]:
     if flags.get(name) is not None:
         return str(flags[name]), f"--{name.replace('_', '-')}"
     for key in (variable(name, prefix), variable(name)) if prefix else (variable(name),):
@@ -172,16 +214,21 @@ def _parse(text: str, kind: Any, origin: str) -> Any:
         if kind is float:
             return float(text)
     except ValueError:
-        raise ConfigError(f"{origin}: {text!r} is not a number") from None
+        wanted = "a whole number" if kind is int else "a number"
+        raise ConfigError(f"{origin}: {text!r} is not {wanted}") from None
     if isinstance(kind, types.GenericAlias):
         return tuple(part.strip() for part in text.split(",") if part.strip())
     return text
 
 
 def _check(value: Any, item: dataclasses.Field[Any], origin: str) -> None:
-    low, choices = item.metadata["low"], item.metadata["choices"]
+    low, high, choices = (item.metadata[key] for key in ("low", "high", "choices"))
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ConfigError(f"{origin}: {value} is not a finite number")
     if low is not None and not value >= low:
         raise ConfigError(f"{origin}: {value} is too small, at least {low:g}")
+    if high is not None and value > high:
+        raise ConfigError(f"{origin}: {value} is too large, at most {high:g}")
     if choices is not None and value not in choices:
         raise ConfigError(f"{origin}: {value!r} is not one of {', '.join(choices)}")
 
