@@ -130,6 +130,8 @@ class GatewayConfig:
 
 SERVICES: Mapping[str, type[Any]] = {"target": TargetConfig, "draft": DraftConfig, "gateway": GatewayConfig}
 
+_LOG_VARIABLES = {"FORERUN_LOG_FORMAT", "FORERUN_LOG_LEVEL"}  # `forerun.logs` reads these two itself
+
 ConfigT = TypeVar("ConfigT", CacheConfig, TargetConfig, DraftConfig, GatewayConfig)
 
 
@@ -190,7 +192,7 @@ def _metavar(kind: Any, item: dataclasses.Field[Any]) -> str:
 def _refuse_unknown(environment: Mapping[str, str]) -> None:
     configs: list[type[Any]] = [CacheConfig, *SERVICES.values()]
     names = {item.name for config in configs for item in dataclasses.fields(config)}
-    known = {variable(name, prefix) for name in names for prefix in ("", *SERVICES)}
+    known = {variable(name, prefix) for name in names for prefix in ("", *SERVICES)} | _LOG_VARIABLES
     for key in environment:
         if key.startswith("FORERUN_") and key not in known:
             close = difflib.get_close_matches(key, known, n=1)

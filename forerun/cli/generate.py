@@ -1,0 +1,234 @@
+"""`forerun generate`: one prompt, one answer, on stdout; what it cost, on stderr.
+
+Text goes out as it comes. `--json` prints one object at the end, `--rounds` colours the tokens and explains each round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from contextlib import closing
+from typing import Any
+
+from rich.console import Console
+
+from forerun.cli import rounds
+from forerun.cli.client import Answer, responses
+from forerun.cli.failure import INTERRUPTED, USAGE, Failure
+from forerun.v1 import gateway_pb2, types_pb2
+
+EXAMPLES = """\
+examples:
+  forerun generate "Why is the sky blue?"
+  forerun generate "Write a haiku about rivers." --temperature 0.8 --seed 7
+  forerun generate "Count to ten." --rounds --draft-length 6
+  forerun generate "Name three colours." --json | python -m json.tool
+  git diff | forerun generate - --system "Summarise this change in one sentence."
+  forerun generate --raw "The capital of France is" --max-tokens 8
+
+The prompt is a user turn through the model's chat template, unless --raw is given. With the same seed (and always at
+temperature 0) the answer is the same with speculation and without it.
+exit codes: 0 done, 1 failed, 2 wrong usage or a refused request, 130 interrupted
+"""
+_WIDE = 150  # columns of the table of rounds where there is no terminal to ask
+
+
+def add_parser(commands: Any) -> None:
+    """Adds the subcommand and its flags."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "generate",
+        help="ask a running gateway",
+        description="Sends a prompt to a running gateway and prints the answer as it comes.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.set_defaults(run=run)
+    parser.add_argument("prompt", metavar="PROMPT", help="what to say; - reads it from stdin")
+    _add_call_flags(parser.add_argument_group("call"))
+    _add_sampling_flags(parser.add_argument_group("sampling"))
+    _add_speculation_flags(parser.add_argument_group("speculation"))
+    _add_output_flags(parser.add_argument_group("output"))
+
+
+def _add_call_flags(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--address", default="127.0.0.1:50060", metavar="HOST:PORT", help="gateway [%(default)s]")
+    group.add_argument("--timeout", type=float, metavar="SECONDS", help="give up after so long [never]")
+    group.add_argument("--system", metavar="TEXT", help="a system turn before the prompt")
+    group.add_argument("--raw", action="store_true", help="continue the prompt as it stands, without chat template")
+
+
+def _add_sampling_flags(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--max-tokens", type=int, default=128, metavar="N", help="tokens at most [%(default)s]")
+    group.add_argument("--temperature", type=float, default=0.0, metavar="X", help="0 is greedy [%(default)g]")
+    group.add_argument("--top-p", type=float, metavar="X", help="keep the most likely tokens of this probability [1]")
+    group.add_argument("--top-k", type=int, metavar="N", help="keep the N most likely tokens [all]")
+    group.add_argument("--min-p", type=float, metavar="X", help="drop tokens below this share of the likeliest [0]")
+    group.add_argument("--seed", type=int, metavar="N", help="makes the answer repeatable [random]")
+    group.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before this text; repeatable")
+
+
+def _add_speculation_flags(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--no-speculation", action="store_true", help="plain decoding by the target alone")
+    group.add_argument("--draft-length", type=int, metavar="N", help="candidates a round [the gateway's]")
+    group.add_argument("--window", type=int, metavar="N", help="candidates outstanding, run-ahead too [the gateway's]")
+
+
+def _add_output_flags(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--json", action="store_true", help="one JSON object instead of text")
+    group.add_argument("--rounds", action="store_true", help="colour the tokens by origin and explain each round")
+    group.add_argument("--logprobs", type=int, metavar="N", help="log probabilities, with the N most likely tokens")
+
+
+def request_from(arguments: argparse.Namespace) -> gateway_pb2.GenerateRequest:
+    """The request that the flags describe; what is not given stays unset, for the gateway to default."""
+    request = gateway_pb2.GenerateRequest(
+        max_tokens=arguments.max_tokens, temperature=arguments.temperature, stop=arguments.stop
+    )
+    for name in ("top_p", "top_k", "min_p", "seed", "logprobs"):
+        if getattr(arguments, name) is not None:
+            setattr(request, name, getattr(arguments, name))
+    for name in ("draft_length", "window"):
+        if getattr(arguments, name) is not None:
+            setattr(request.speculation, name, getattr(arguments, name))
+    if arguments.no_speculation:
+        request.speculation.enabled = False
+    request.include_rounds = arguments.rounds
+    prompt = sys.stdin.read() if arguments.prompt == "-" else arguments.prompt
+    if arguments.raw:
+        request.text = prompt
+    else:
+        if arguments.system is not None:
+            request.chat.messages.add(role="system", content=arguments.system)
+        request.chat.messages.add(role="user", content=prompt)
+    return request
+
+
+def as_json(answer: Answer) -> dict[str, Any]:
+    """The object that `--json` prints. Times are in seconds."""
+    usage, timing = answer.finished.speculation, answer.finished.timing
+    document: dict[str, Any] = {
+        "text": answer.text,
+        "token_ids": answer.token_ids,
+        "finish_reason": finish_reason(answer),
+        "seed": answer.started.seed,
+        "usage": {
+            "prompt_tokens": answer.finished.prompt_tokens,
+            "completion_tokens": answer.finished.completion_tokens,
+        },
+        "speculation": {
+            "rounds": usage.rounds,
+            "drafted_tokens": usage.drafted_tokens,
+            "accepted_tokens": usage.accepted_tokens,
+            "accepted_per_position": list(usage.accepted_per_position),
+            "mean_accepted_length": usage.mean_accepted_length,
+            "rollbacks": usage.rollbacks,
+        },
+        "timing": {
+            "ttft_s": timing.time_to_first_token_ns / 1e9,
+            "tpot_s": timing.time_per_output_token_ns / 1e9,
+            "total_s": timing.total_ns / 1e9,
+        },
+    }
+    if answer.logprobs:
+        document["logprobs"] = [
+            {"logprob": entry.logprob, "top": dict(zip(entry.top_token_ids, entry.top_logprobs, strict=True))}
+            for entry in answer.logprobs
+        ]
+    return document
+
+
+def finish_reason(answer: Answer) -> str:
+    """The enum value as a word: stop, length, cancelled, error."""
+    name = types_pb2.FinishReason.Name(answer.finished.finish_reason)
+    return name.removeprefix("FINISH_REASON_").lower()
+
+
+def footer(answer: Answer) -> str:
+    """What the answer cost, in one line."""
+    finished, usage = answer.finished, answer.finished.speculation
+    parts = [f"{finished.completion_tokens} tokens", f"{answer.tokens_per_second:.1f} tok/s"]
+    parts.append(f"first after {finished.timing.time_to_first_token_ns / 1e9:.2f} s")
+    if usage.drafted_tokens:
+        rate = usage.accepted_tokens / usage.drafted_tokens
+        parts.append(f"{rate:.0%} of {usage.drafted_tokens} candidates accepted")
+        parts.append(f"{usage.mean_accepted_length:.2f} tokens a round")
+    else:
+        parts.append("no speculation")
+    parts.append(f"ended by {finish_reason(answer)}")
+    return " · ".join(parts)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Sends the request and prints what comes back."""
+    if arguments.raw and arguments.system is not None:
+        raise Failure("--raw has no turns, so --system cannot be used with it; leave one of them out", USAGE)
+    try:
+        request = request_from(arguments)
+    except (ValueError, TypeError) as error:  # protobuf's own range checks, such as a negative seed
+        raise Failure(f"a number is out of range: {error}", USAGE) from None
+    answer = Answer()
+    # Wide and plain where there is no terminal: a table of rounds in a file is not to be cut at 80 columns.
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else _WIDE)
+    painter = rounds.Painter() if arguments.rounds and not arguments.json else None
+    try:
+        with closing(responses(arguments.address, request, arguments.timeout)) as stream:
+            for response in stream:
+                answer.add(response)
+                if not arguments.json:
+                    _show(response.chunk, painter, console)
+    except KeyboardInterrupt:
+        print(f"\ncancelled after {len(answer.token_ids)} tokens", file=sys.stderr)
+        return INTERRUPTED
+    except Failure:
+        if answer.text and not arguments.json:
+            print(flush=True)  # the message must not continue the answer's last line
+        raise
+    _conclude(arguments, answer, console)
+    return 0
+
+
+def _show(chunk: gateway_pb2.Chunk, painter: rounds.Painter | None, console: Console) -> None:
+    if painter is None:
+        sys.stdout.write(chunk.text)
+        sys.stdout.flush()
+    else:
+        console.print(painter.paint(chunk), end="", soft_wrap=True)
+
+
+def _conclude(arguments: argparse.Namespace, answer: Answer, console: Console) -> None:
+    if arguments.json:
+        print(json.dumps(as_json(answer) | _rounds_json(answer), ensure_ascii=False))
+        return
+    print(flush=True)
+    for text, entry in zip(answer.token_texts, answer.logprobs, strict=True):
+        likeliest = zip(entry.top_token_ids, entry.top_logprobs, strict=True)
+        top = "  ".join(f"{token_id}:{logprob:.3f}" for token_id, logprob in likeliest)
+        print(f"{entry.logprob:8.3f}  {text!r:20} {top}".rstrip())
+    if arguments.rounds:
+        console.print()
+        console.print(rounds.legend())
+        console.print(rounds.table(answer.rounds))
+        console.print(rounds.summary(answer.finished.speculation), style="bold")
+    Console(stderr=True, highlight=False).print(footer(answer), style="dim", soft_wrap=True)
+
+
+def _rounds_json(answer: Answer) -> dict[str, Any]:
+    if not answer.rounds:
+        return {}
+    return {
+        "rounds": [
+            {
+                "index": round.index,
+                "draft_token_ids": list(round.draft_token_ids),
+                "committed_token_ids": list(round.committed_token_ids),
+                "accepted_count": round.accepted_count,
+                "epoch": round.epoch,
+                "round_s": round.round_ns / 1e9,
+                "step_s": round.step_ns / 1e9,
+                "wait_s": round.wait_ns / 1e9,
+                "draft_s": round.draft_ns / 1e9,
+            }
+            for round in answer.rounds
+        ]
+    }
