@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from forerun.errors import InvalidArgument
+from forerun.v1 import types_pb2
 
 MAX_LOGPROBS = 20
 MAX_TOP_K = 1 << 20
@@ -81,3 +82,43 @@ def _in_range(name: str, value: float, low: float, high: float) -> None:
         raise InvalidArgument(name, "must be a finite number")
     if not low <= value <= high:
         raise InvalidArgument(name, f"is {value:g}, must be from {low:g} to {high:g}")
+
+
+def to_proto(params: SamplingParams) -> types_pb2.SamplingParams:
+    """The message for the wire; complete, since every field of `params` is."""
+    return types_pb2.SamplingParams(
+        temperature=params.temperature,
+        top_k=params.top_k,
+        top_p=params.top_p,
+        min_p=params.min_p,
+        seed=params.seed,
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
+        repetition_penalty=params.repetition_penalty,
+        logit_bias=params.logit_bias,
+        min_tokens=params.min_tokens,
+        max_tokens=params.max_tokens,
+        stop_token_ids=params.stop_token_ids,
+        ignore_eos=params.ignore_eos,
+        logprobs=params.logprobs,
+    )
+
+
+def from_proto(message: types_pb2.SamplingParams) -> SamplingParams:
+    """The value a message stands for; not validated."""
+    return SamplingParams(
+        temperature=message.temperature,
+        top_k=message.top_k,
+        top_p=message.top_p,
+        min_p=message.min_p,
+        seed=message.seed,
+        presence_penalty=message.presence_penalty,
+        frequency_penalty=message.frequency_penalty,
+        repetition_penalty=message.repetition_penalty,
+        logit_bias=dict(message.logit_bias),
+        min_tokens=message.min_tokens,
+        max_tokens=message.max_tokens,
+        stop_token_ids=tuple(message.stop_token_ids),
+        ignore_eos=message.ignore_eos,
+        logprobs=message.logprobs if message.HasField("logprobs") else None,
+    )

@@ -18,6 +18,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, PreTrainedModel
 
 ATTENTION_NAME = "forerun_paged"
+FOLDED_ROWS = 32  # at most so many new tokens of a sequence are treated as decoding or verifying, more as a prefill
 
 
 class AttentionBackend(Protocol):
@@ -81,13 +82,16 @@ class PagedBatch:
 
     sequences: tuple[PagedSequence, ...]
     new_slots: slice | torch.Tensor
-    masks: dict[tuple[int, int, int | None], torch.Tensor] = field(default_factory=dict)
+    masks: dict[tuple[int, int, int | None, int], torch.Tensor] = field(default_factory=dict)
 
-    def mask(self, sequence: PagedSequence, window: int | None, like: torch.Tensor) -> torch.Tensor:
-        """What to add to the scores, 0 or -inf. [count, length] in the dtype and on the device of `like`."""
-        key = (sequence.start, sequence.count, window)
+    def mask(self, sequence: PagedSequence, window: int | None, repeats: int, like: torch.Tensor) -> torch.Tensor:
+        """What to add to the scores, 0 or -inf: the causal mask, `repeats` times below itself.
+
+        Returns [repeats * count, length] in the dtype and on the device of `like`.
+        """
+        key = (sequence.start, sequence.count, window, repeats)
         if key not in self.masks:
-            self.masks[key] = causal_mask(*key, like)
+            self.masks[key] = causal_mask(sequence.start, sequence.count, window, like).repeat(repeats, 1)
         return self.masks[key]
 
 
@@ -143,7 +147,8 @@ class PagedPools:
         for sequence in batch.sequences:
             # [heads, count, d]
             rows = query[0] if len(batch.sequences) == 1 else query[0].narrow(1, sequence.first_row, sequence.count)
-            parts.append(_attend_one(rows, keys, values, batch, sequence, scaling, sliding_window, softcap))
+            own_keys, own_values = _read(keys, sequence.slots), _read(values, sequence.slots)
+            parts.append(_attend_one(rows, own_keys, own_values, batch, sequence, scaling, sliding_window, softcap))
         return (parts[0] if len(parts) == 1 else torch.cat(parts)).unsqueeze(0)
 
 
@@ -170,34 +175,36 @@ def _attend_one(
     window: int | None,
     softcap: float | None,
 ) -> torch.Tensor:
-    """query [heads, count, d], keys and values the whole pools -> [count, heads, v]."""
+    """query [heads, count, d], keys and values [kv_heads, length, d] of this sequence -> [count, heads, v].
+
+    The query heads that share a key head are rows of one product when the rows are few, which reads each key once. When
+    they are many that mask would be large, so they are an axis of their own, along which keys repeat with stride 0.
+    """
     heads, count, width = query.shape
     kv_heads = keys.shape[0]
-    # The query heads that share a key head become one more axis; keys are repeated along it with stride 0, not copied.
-    # [kv_heads, group, count, d] and [kv_heads, 1, length, d]
-    grouped = query.view(kv_heads, heads // kv_heads, count, width)
-    own_keys = _read(keys, sequence.slots).unsqueeze(1)
-    own_values = _read(values, sequence.slots).unsqueeze(1)
+    group = heads // kv_heads
+    folded = count <= FOLDED_ROWS
+    if folded:
+        # [1, kv_heads, group * count, d] and [1, kv_heads, length, d]
+        query = query.reshape(1, kv_heads, group * count, width)
+        keys, values = keys.unsqueeze(0), values.unsqueeze(0)
+    else:
+        # [kv_heads, group, count, d] and [kv_heads, group, length, d]
+        query = query.view(kv_heads, group, count, width)
+        keys = keys.unsqueeze(1).expand(-1, group, -1, -1)
+        values = values.unsqueeze(1).expand(-1, group, -1, -1)
     if window is not None and sequence.length <= window:
         window = None
-    plain_prefill = sequence.start == 0 and window is None and softcap is None
+    whole = not folded and sequence.start == 0 and window is None and softcap is None  # SDPA makes that mask itself
     mask = None
-    if not plain_prefill and (count > 1 or window is not None):
-        mask = batch.mask(sequence, window, query)
-    if softcap is not None:
-        out = _capped_attention(grouped, own_keys, own_values, mask, scaling, softcap)
+    if not whole and (count > 1 or window is not None):
+        mask = batch.mask(sequence, window, group if folded else 1, query)
+    if softcap is None:
+        out = scaled_dot_product_attention(query, keys, values, attn_mask=mask, is_causal=whole, scale=scaling)
     else:
-        shape = (-1, heads // kv_heads, -1, -1)
-        out = scaled_dot_product_attention(
-            grouped,
-            own_keys.expand(shape),
-            own_values.expand(shape),
-            attn_mask=mask,
-            is_causal=plain_prefill and count > 1,
-            scale=scaling,
-        )
-    # [count, heads, v]
-    return out.permute(2, 0, 1, 3).reshape(count, heads, -1)
+        out = _capped_attention(query, keys, values, mask, scaling, softcap)
+    # [count, kv_heads, group, v], then the heads in their order
+    return out.reshape(kv_heads, group, count, -1).permute(2, 0, 1, 3).reshape(count, heads, -1)
 
 
 def _capped_attention(

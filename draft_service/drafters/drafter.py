@@ -1,0 +1,60 @@
+"""The interface that every drafter has, and the values it trades with the engine.
+
+A drafter guesses tokens for many sequences at once. It owns no sessions and no protocol: the engine says which
+sequences want tokens, a worker executes, and the engine decides whether the guesses still hold. `plan` and `settle`
+run on the event loop and may change a sequence's cache; `execute` runs on the worker and sees frozen values only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from forerun.runtime.sequence import Sequence as TokenSequence
+from forerun.sampling_params import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Want:
+    """One sequence that wants up to `most` more tokens, at least 1."""
+
+    sequence: TokenSequence
+    params: SamplingParams
+    prompt_length: int
+    most: int
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """What a drafter offers for one want. Without tokens and not exhausted: it needs another step."""
+
+    token_ids: tuple[int, ...]
+    exhausted: bool = False  # nothing to add until more is committed
+
+
+class Drafter(Protocol):
+    """Proposes tokens."""
+
+    @property
+    def total_blocks(self) -> int:
+        """Cache blocks in all; 0 without a cache."""
+
+    @property
+    def used_blocks(self) -> int:
+        """Cache blocks in use."""
+
+    def plan(self, wants: Sequence[Want]) -> tuple[Any, Sequence[Want]]:
+        """A batch for `execute`, and the wants for which there is no room at all."""
+
+    def execute(self, batch: Any) -> list[Proposal]:
+        """The proposals for a batch: one for each want that was planned, in order."""
+
+    def settle(self, batch: Any) -> None:
+        """Notes what an executed batch left in the cache. Sequences may have changed meanwhile."""
+
+    def truncated(self, sequence: TokenSequence) -> None:
+        """A sequence lost tokens at its end."""
+
+    def forget(self, sequence: TokenSequence) -> None:
+        """A sequence is gone. Safe to repeat."""

@@ -1,0 +1,147 @@
+"""One session as the draft holds it: what is committed, what is drafted beyond it, and under which epoch.
+
+This is the draft's half of the protocol. `commit` compares, so repeating or overlapping commits change nothing; where
+they contradict what was drafted the sequence is truncated and the epoch rises. No model, no network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from forerun.runtime.sequence import Sequence as TokenSequence
+from forerun.runtime.stream import Stream
+from forerun.sampling_params import SamplingParams
+from forerun.v1 import draft_pb2
+
+DraftStream = Stream["DraftSession", draft_pb2.DraftResponseEntry]
+
+
+class Gap(Exception):
+    """A commit started beyond what the draft has, or contradicts what it knows to be committed."""
+
+
+@dataclass(slots=True)
+class Run:
+    """Timing of the candidates drafted since the last ones were sent."""
+
+    started_unix_ns: int = 0
+    draft_ns: int = 0
+    steps: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class DraftSession:
+    """Bookkeeping of one session. `sequence` holds committed tokens, then candidates."""
+
+    stream: DraftStream
+    session_id: int
+    attachment: int
+    params: SamplingParams
+    prompt_length: int
+    sequence: TokenSequence
+    committed_length: int
+    length_limit: int  # candidates beyond this are of no use: prompt and max_tokens, or the draft's own context
+    end_token_ids: frozenset[int]
+    draft_length: int
+    window: int
+    epoch: int
+    round_index: int
+    traceparent: str
+    expires_at: float | None  # monotonic seconds
+    sent_length: int  # candidates before this position were sent
+    run: Run
+    exhausted_at: int = -1  # sequence length at which the drafter had nothing to add
+    exhausted_sent: tuple[int, int] = (-1, -1)  # committed length and position for which that was told
+    closed: bool = False
+
+    @property
+    def head(self) -> int:
+        """The position that the next candidate would take."""
+        return len(self.sequence)
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether nothing can be added until more is committed."""
+        if self.exhausted_at == self.head or self.head >= self.length_limit:
+            return True
+        return self.head > self.committed_length and self.sequence.token_ids[-1] in self.end_token_ids
+
+    @property
+    def wanted(self) -> int:
+        """How many more candidates to draft now."""
+        if self.draft_length == 0 or self.exhausted:
+            return 0
+        until = min(self.committed_length + max(self.draft_length, self.window), self.length_limit)
+        return max(0, until - self.head)
+
+    def commit(self, start: int, token_ids: Sequence[int], refuted_epoch: int) -> int:
+        """Takes committed tokens from absolute position `start` on; returns how many candidates were truncated.
+
+        Raises Gap if they start beyond the committed length, or contradict it.
+        """
+        if start > self.committed_length:
+            raise Gap
+        known = min(self.committed_length - start, len(token_ids))
+        if self.sequence.token_ids[start : start + known] != list(token_ids[:known]):
+            raise Gap
+        truncated = self._append(token_ids[known:])
+        if truncated or refuted_epoch >= self.epoch:
+            truncated += self._truncate(self.committed_length)
+            self.epoch = max(self.epoch, refuted_epoch) + 1
+            self.run = Run()
+        self.sent_length = max(min(self.sent_length, self.head), self.committed_length)
+        if self.exhausted_at != self.head or token_ids[known:]:
+            self.exhausted_at = -1  # more is known now
+        return truncated
+
+    def _append(self, token_ids: Sequence[int]) -> int:
+        drafted = self.sequence.token_ids[self.committed_length : self.committed_length + len(token_ids)]
+        agree = 0
+        while agree < len(drafted) and drafted[agree] == token_ids[agree]:
+            agree += 1
+        truncated = 0
+        if agree < len(drafted):
+            truncated = self._truncate(self.committed_length + agree)
+        self.sequence.append(token_ids[len(drafted) if not truncated else agree :])
+        self.committed_length += len(token_ids)
+        return truncated
+
+    def _truncate(self, length: int) -> int:
+        removed = self.head - length
+        self.sequence.truncate(length)
+        return removed
+
+    def draft(self, token_ids: Sequence[int]) -> None:
+        """Takes a drafter's tokens, as far as they are wanted and no end token comes before them."""
+        for token_id in token_ids[: self.wanted]:
+            self.sequence.append((token_id,))
+            if token_id in self.end_token_ids:
+                return
+
+    @property
+    def sendable(self) -> bool:
+        """Whether the candidates not yet sent make a whole draft, or all there will be for now."""
+        if self.draft_length == 0:
+            return False
+        if self.exhausted:
+            return self.exhausted_sent != (self.committed_length, self.head)
+        drafted = self.head - self.committed_length
+        return self.head > self.sent_length and drafted >= min(self.draft_length, drafted + self.wanted)
+
+    def take_unsent(self) -> draft_pb2.Candidates:
+        """The candidates not yet sent; they count as sent from here on."""
+        run, self.run = self.run, Run()
+        candidates = draft_pb2.Candidates(
+            epoch=self.epoch,
+            start_position=self.sent_length,
+            token_ids=self.sequence.token_ids[self.sent_length :],
+            exhausted=self.exhausted,
+            round_index=self.round_index,
+            draft_ns=run.draft_ns,
+            steps=run.steps,
+        )
+        self.sent_length = self.head
+        if self.exhausted:
+            self.exhausted_sent = (self.committed_length, self.head)
+        return candidates

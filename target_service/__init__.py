@@ -1,0 +1,1 @@
+"""The target service: owns the model whose tokens the client sees, and verifies candidates against it."""

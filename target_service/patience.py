@@ -1,0 +1,81 @@
+"""How long the target may wait for candidates before a session's next step.
+
+Waiting pays while the time it costs is less than what the candidates save: with `gain` tokens committed by a round
+that has candidates, such a round may take `gain` plain steps. What is measured is global to the service (step times by
+batch size, gain, how late candidates come), so it survives sessions. Policy only; it holds no session.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+SMOOTHING = 0.1  # weight of a new measurement
+PROBE_EVERY = 32  # rounds after which a draft that always came too late is waited for once
+OPTIMISTIC_GAIN = 2.0  # tokens a round, until measured
+
+
+class Average:
+    """An exponentially weighted mean; None before the first value."""
+
+    __slots__ = ("value",)
+
+    def __init__(self) -> None:
+        self.value: float | None = None
+
+    def add(self, value: float) -> None:
+        self.value = value if self.value is None else self.value + SMOOTHING * (value - self.value)
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """Measured step times of one batch size, in seconds."""
+
+    plain: Average
+    verify: Average
+
+
+class Patience:
+    """Learns from steps and arrivals; answers how long a session may wait, in seconds, at most `limit_s`."""
+
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s = limit_s
+        self._times: dict[int, StepTimes] = {}
+        self._gain = Average()
+        self._latency = Average()
+
+    def record_step(self, batch_size: int, with_candidates: bool, seconds: float) -> None:
+        """A step without prefill took this long."""
+        times = self._times_of(batch_size)
+        (times.verify if with_candidates else times.plain).add(seconds)
+
+    def record_round(self, committed: int) -> None:
+        """A round that had candidates committed so many tokens."""
+        self._gain.add(committed)
+
+    def record_arrival(self, seconds: float) -> None:
+        """A session's candidates were complete so long after its last verdict."""
+        self._latency.add(seconds)
+
+    def record_expiry(self, waited_s: float) -> None:
+        """A session waited in vain: candidates take longer than that."""
+        if self._latency.value is None or self._latency.value < 2 * waited_s:
+            self._latency.add(2 * waited_s)
+
+    def seconds(self, batch_size: int, rounds_since_wait: int) -> float:
+        """The longest wait that can pay; zero if candidates are known to come later than that."""
+        worth = min(self._worth(batch_size), self._limit_s)
+        latency = self._latency.value
+        if latency is None or latency <= worth or rounds_since_wait >= PROBE_EVERY:
+            return worth
+        return 0.0
+
+    def _worth(self, batch_size: int) -> float:
+        times = self._times_of(batch_size)
+        if times.verify.value is None:
+            return self._limit_s
+        plain = times.plain.value if times.plain.value is not None else times.verify.value
+        gain = self._gain.value if self._gain.value is not None else OPTIMISTIC_GAIN
+        return max(0.0, gain * plain - times.verify.value)
+
+    def _times_of(self, batch_size: int) -> StepTimes:
+        return self._times.setdefault(batch_size.bit_length(), StepTimes(Average(), Average()))

@@ -1,0 +1,98 @@
+"""Which sessions take part in the next step, and with how many tokens. Policy only: no tensors, no blocks.
+
+Decoding sessions come first, oldest first; prompts fill what is left of the token budget in chunks, so a long prompt
+delays nobody for longer than one step. A session that waits for candidates sits the step out; the others wait for it
+only a small part of a step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from target_service.patience import Patience
+from target_service.session import TargetSession
+
+GATHER_SHARE = 0.1  # of the last step's time: how long ready sessions wait for those about to be ready
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """One session's part of a step: uncomputed tokens to feed, then candidates to verify."""
+
+    session: TargetSession
+    feed_count: int
+    candidate_count: int
+    draws: bool  # false for a chunk of a prompt that is not its last
+
+
+class Scheduler:
+    """Chooses shares under a token budget. Times are monotonic seconds."""
+
+    def __init__(self, patience: Patience, max_batch_tokens: int) -> None:
+        self.patience = patience
+        self.max_batch_tokens = max_batch_tokens
+        self._last_step_s = 0.0
+        self._first_ready: float | None = None
+
+    def choose(self, sessions: Sequence[TargetSession], now: float) -> list[Share] | float | None:
+        """The next step's shares; or the time at which to ask again; or None until something arrives."""
+        live = [session for session in sessions if session.room > 0]
+        if not live:
+            return None
+        ready: list[TargetSession] = []
+        wake = math.inf
+        for session in live:
+            until = self._held_until(session, len(live), now)
+            if until <= now:
+                ready.append(session)
+            wake = min(wake, until if until > now else math.inf)
+        if not ready:
+            self._first_ready = None
+            return wake
+        if self._first_ready is None:
+            self._first_ready = now
+        gather_until = self._first_ready + GATHER_SHARE * self._last_step_s
+        if len(ready) < len(live) and now < gather_until:
+            return min(wake, gather_until)
+        self._first_ready = None
+        return self._share_out(ready)
+
+    def record_step(self, shares: Sequence[Share], seconds: float) -> None:
+        """Learns from a finished step."""
+        self._last_step_s = seconds
+        if all(share.draws and share.feed_count == 1 for share in shares):
+            drafted = sum(share.candidate_count > 0 for share in shares)
+            if drafted in (0, len(shares)):
+                self.patience.record_step(len(shares), drafted > 0, seconds)
+
+    def _held_until(self, session: TargetSession, batch_size: int, now: float) -> float:
+        """Until when a session sits out for the sake of its candidates; the past if it does not."""
+        if session.prefilling or session.wanted_candidates == 0:
+            return now
+        if session.has_full_draft:
+            if not session.ready_noted and len(session.candidates):
+                session.ready_noted = True
+                self.patience.record_arrival(now - session.idle_since)
+            return now
+        until = session.idle_since + self.patience.seconds(batch_size, session.rounds_since_wait)
+        if until > now:
+            session.waited = True
+        elif session.waited:
+            session.waited = False
+            self.patience.record_expiry(now - session.idle_since)
+        return until
+
+    def _share_out(self, ready: Iterable[TargetSession]) -> list[Share]:
+        budget = self.max_batch_tokens
+        shares: list[Share] = []
+        for session in sorted(ready, key=lambda session: (session.prefilling, session.arrival)):
+            if budget <= 0:
+                break
+            feed = min(session.sequence.pending_length, budget)
+            draws = feed == session.sequence.pending_length
+            drafted = min(len(session.candidates), session.wanted_candidates, budget - feed) if draws else 0
+            shares.append(Share(session, feed, drafted, draws))
+            budget -= feed + drafted
+        return shares
