@@ -1,0 +1,213 @@
+"""`make demo`: the whole product in a minute, on a real model: `python -m forerun.cli.demo`.
+
+It starts the services with `forerun up`, answers one prompt with and without speculation, shows the rounds and the
+trace of a request, compares texts and speeds, and stops everything. It exits 1 if the texts differ. It is a
+demonstration and one measurement of two runs each, not a benchmark.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from forerun import config, trace_view
+from forerun.cli import rounds
+from forerun.cli.child import guarded
+from forerun.cli.client import Answer, ask, responses
+from forerun.cli.failure import FAILED, Failure
+from forerun.cli.services import pull
+from forerun.otlp_sink import OtlpSink, ReceivedSpan
+from forerun.v1 import gateway_pb2
+
+PROMPT = "Explain step by step how a rainbow forms, then list its colours in order."
+MAX_TOKENS = 96
+SHOWN_ROUNDS = 12
+SHOWN_SPANS = 8
+SERVICES = {"forerun-gateway", "forerun-draft", "forerun-target"}
+_STOP_S = 30.0
+_LAST_LINES = 15
+
+
+def request(prompt: str, max_tokens: int, speculate: bool) -> gateway_pb2.GenerateRequest:
+    """A greedy request, so that both answers are to be the same."""
+    return gateway_pb2.GenerateRequest(
+        chat=gateway_pb2.Chat(messages=[gateway_pb2.ChatMessage(role="user", content=prompt)]),
+        max_tokens=max_tokens,
+        temperature=0.0,
+        speculation=gateway_pb2.Speculation(enabled=speculate),
+        include_rounds=True,
+    )
+
+
+@asynccontextmanager
+async def running_services(log: Path, sink: OtlpSink, options: Sequence[str]) -> AsyncIterator[str]:
+    """The gateway's address, as long as the block lasts. What the services say goes to `log`."""
+    command = [sys.executable, "-m", "forerun", "up", "--port=0", "--target-port=0", "--draft-port=0", *options]
+    environment = os.environ | {
+        "OTEL_EXPORTER_OTLP_ENDPOINT": sink.endpoint,
+        "OTEL_BSP_SCHEDULE_DELAY": "500",
+    }
+    with log.open("wb") as file:
+        process = await asyncio.create_subprocess_exec(
+            *guarded(command), stdout=asyncio.subprocess.PIPE, stderr=file, env=environment, start_new_session=True
+        )
+    try:
+        assert process.stdout is not None
+        line = (await process.stdout.readline()).decode()
+        if not line.startswith("ready:"):
+            raise Failure(f"the services did not start; the end of their log:\n{end_of(log)}")
+        yield line.split()[-1]
+    finally:
+        if process.returncode is None:
+            process.send_signal(signal.SIGTERM)
+        try:
+            await asyncio.wait_for(process.wait(), _STOP_S)
+        except TimeoutError:
+            process.kill()  # its services die with it
+            await process.wait()
+
+
+def end_of(log: Path) -> str:
+    """The last lines of a log."""
+    return "\n".join(log.read_text(errors="replace").splitlines()[-_LAST_LINES:])
+
+
+def speak(console: Console, address: str, message: gateway_pb2.GenerateRequest) -> Answer:
+    """Prints an answer as it comes, coloured by rounds."""
+    answer, painter = Answer(), rounds.Painter()
+    for response in responses(address, message, None):
+        answer.add(response)
+        console.print(painter.paint(response.chunk), end="", soft_wrap=True)
+    console.print()
+    return answer
+
+
+def speed(answers: Sequence[Answer]) -> float:
+    """Tokens a second after the first token, over all answers together."""
+    tokens = sum(len(answer.token_ids) - 1 for answer in answers)
+    seconds = sum(answer.finished.timing.time_per_output_token_ns * (len(answer.token_ids) - 1) for answer in answers)
+    return tokens / (seconds / 1e9) if seconds else 0.0
+
+
+def difference(plain: Answer, speculative: Answer) -> str:
+    """Where two answers part. Empty if they do not."""
+    if (plain.token_ids, plain.text) == (speculative.token_ids, speculative.text):
+        return ""
+    pairs = itertools.zip_longest(plain.token_ids, speculative.token_ids)
+    position = next((index for index, (one, other) in enumerate(pairs) if one != other), None)
+    where = (
+        "the token ids are equal, the texts are not" if position is None else f"they part at output token {position}"
+    )
+    return f"{where}\nplain:       {plain.text!r}\nspeculative: {speculative.text!r}"
+
+
+def complete(spans: Sequence[ReceivedSpan], answer: Answer) -> bool:
+    """Whether all services have sent their part of the answer's trace."""
+    trace = [span for span in spans if span.trace_id == answer.started.trace_id]
+    seen = sum(span.name == "round" for span in trace)
+    return {span.service for span in trace} >= SERVICES and seen >= answer.finished.speculation.rounds
+
+
+async def show_trace(console: Console, sink: OtlpSink, answer: Answer) -> None:
+    """Draws the answer's trace, once it has arrived."""
+    try:
+        await sink.wait_for(lambda spans: complete(spans, answer), timeout_s=10.0)
+    except TimeoutError:
+        console.print("(not all spans have arrived)", style="dim")
+    console.print(trace_view.render(sink.spans, answer.started.trace_id, max_children=SHOWN_SPANS))
+
+
+def verdict(console: Console, plain: Sequence[Answer], speculative: Sequence[Answer]) -> int:
+    """Compares speeds and texts; the exit code."""
+    usage = speculative[0].finished.speculation
+    speeds = speed(plain), speed(speculative)
+    table = Table(box=None, padding=(0, 3, 0, 0), header_style="dim", pad_edge=False)
+    for title in ("", "tok/s", "tokens a round"):
+        table.add_column(title, justify="right" if title else "left")
+    table.add_row("plain", f"{speeds[0]:.1f}", "1.00")
+    table.add_row("speculative", f"{speeds[1]:.1f}", f"{usage.mean_accepted_length:.2f}")
+    console.print(table)
+    ratio = speeds[1] / speeds[0] if speeds[0] else 0.0
+    if ratio >= 1:
+        console.print(f"speculation is {ratio:.2f} times as fast here")
+    else:
+        console.print(
+            f"speculation is slower here, at {ratio:.2f} times the speed: on this machine a round's draft costs more "
+            "time than the tokens it saves"
+        )
+    differences = [found for answer in (*plain, *speculative) if (found := difference(plain[0], answer))]
+    if differences:
+        console.print(f"the texts differ: {differences[0]}", style="bold red", markup=False)
+        return FAILED
+    console.print("texts: [bold green]identical[/]")
+    return 0
+
+
+async def demonstrate(console: Console, sink: OtlpSink, address: str, log: Path) -> int:
+    """One prompt, twice each way; rounds, trace, verdict."""
+    console.print(f"gateway on {address}; the services' log is {log}", style="dim", soft_wrap=True)
+    for speculate in (False, True):
+        await asyncio.to_thread(ask, address, request(PROMPT, 8, speculate))  # warm-up, so that the speeds are fair
+    console.rule("plain: the target alone", align="left")
+    console.print(PROMPT, style="italic")
+    plain = [await asyncio.to_thread(speak, console, address, request(PROMPT, MAX_TOKENS, False))]
+    console.rule("speculative: the draft proposes, the target decides", align="left")
+    speculative = [await asyncio.to_thread(speak, console, address, request(PROMPT, MAX_TOKENS, True))]
+    console.print(rounds.legend())
+    console.rule("its rounds", align="left")
+    console.print(rounds.table(speculative[0].rounds[:SHOWN_ROUNDS]))
+    more = len(speculative[0].rounds) - SHOWN_ROUNDS
+    console.print(f"... and {more} more" if more > 0 else "", style="dim")
+    console.print(rounds.summary(speculative[0].finished.speculation))
+    console.rule("its trace, over three processes", align="left")
+    await show_trace(console, sink, speculative[0])
+    console.rule("verdict", align="left")
+    for answers, speculate in ((plain, False), (speculative, True)):  # once more, since one run says little
+        answers.append(await asyncio.to_thread(ask, address, request(PROMPT, MAX_TOKENS, speculate)))
+    return verdict(console, plain, speculative)
+
+
+async def demo(console: Console, log: Path, options: Sequence[str]) -> int:
+    """Everything between the pull and the exit code."""
+    async with OtlpSink() as sink:
+        with console.status("starting target, draft and gateway") as status:
+            async with running_services(log, sink, options) as address:
+                status.stop()
+                code = await demonstrate(console, sink, address, log)
+                console.print("stopping", style="dim")
+    console.print("stopped", style="dim")
+    return code
+
+
+def main() -> int:
+    """Runs the demo; 0 if the texts are identical."""
+    parser = argparse.ArgumentParser(prog="python -m forerun.cli.demo", description="Shows forerun at work.")
+    parser.add_argument("options", nargs="*", metavar="OPTION", help="for `forerun up`, after --")
+    options: list[str] = parser.parse_args().options
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
+    try:
+        if not options:  # `up` would pull as well, but its progress goes to the log
+            pull(config.TargetConfig().model, config.resolve(config.CacheConfig, {}))
+        log = Path(tempfile.mkdtemp(prefix="forerun-demo-")) / "services.log"
+        return asyncio.run(demo(console, log, options))
+    except (Failure, config.ConfigError) as failure:
+        print(f"demo: {failure}", file=sys.stderr)
+        return FAILED
+    except KeyboardInterrupt:
+        print("demo: interrupted", file=sys.stderr)
+        return FAILED
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,62 @@
+"""The command as a whole: help, version, what each service command becomes, and what is not imported."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from forerun import __version__
+from forerun.cli import main
+
+
+@pytest.mark.parametrize("command", [[], ["up"], ["generate"], ["pull"], ["target"], ["draft"], ["gateway"]])
+def test_every_help_has_an_example_and_fits_the_page(
+    command: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    with pytest.raises(SystemExit) as stopped:
+        main([*command, "--help"])
+    assert stopped.value.code == 0
+    text = capsys.readouterr().out
+    assert f"forerun {' '.join(command)}".strip() in text.split("\n\n", 1)[1]
+    assert max(len(line) for line in text.splitlines()) <= 120
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--version"])
+    assert capsys.readouterr().out == f"forerun {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "module"), [("target", "target_service"), ("draft", "draft_service"), ("gateway", "gateway")]
+)
+def test_a_service_command_becomes_the_service_with_all_its_settings(
+    name: str, module: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    became: list[list[str]] = []
+    monkeypatch.setattr(os, "execv", lambda path, command: became.append(command))
+    monkeypatch.setenv(f"FORERUN_{name.upper()}_HOST", "::1")
+    main([name, "--port", "7"])
+    assert became[0][:3] == [sys.executable, "-m", module]
+    assert became[0][became[0].index("--port") + 1] == "7"
+    assert became[0][became[0].index("--host") + 1] == "::1"
+
+
+def test_pull_prints_the_folder_and_passes_failure_on(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    assert main(["pull", str(tmp_path)]) == 0
+    assert capfd.readouterr().out == f"{tmp_path}\n"
+    assert main(["pull", str(tmp_path / "missing")]) == 1
+    assert "cannot be used" in capfd.readouterr().err
+
+
+def test_the_command_line_loads_no_model_code() -> None:
+    code = "import forerun.cli, forerun.cli.demo, sys; print([m for m in ('torch', 'transformers', 'forerun.runtime', "
+    code += "'gateway', 'draft_service', 'target_service') if m in sys.modules])"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True) == "[]\n"
