@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -40,10 +41,11 @@ class Case:
 
 @st.composite
 def cases(draw: st.DrawFn, tokenizer: Tokenizer) -> Case:
-    written = st.text("abEND é你😀", max_size=6).map(lambda text: tokenizer.encode_text(text, False))
+    # Few letters, so that stop strings begin, break off and complete all the time.
+    written = st.text("aE你", min_size=1, max_size=6).map(lambda text: tokenizer.encode_text(text, False))
     anything = st.integers(0, tokenizer.vocabulary_size + 1).map(lambda token_id: [token_id])
     parts = draw(st.lists(st.one_of(written, written, anything), max_size=8))
-    stops = draw(st.lists(st.text("abEND é你", min_size=1, max_size=3), max_size=3))
+    stops = draw(st.lists(st.text("aE你 é", min_size=1, max_size=4), max_size=2))
     ids = [token_id for part in parts for token_id in part][:40]
     return Case(ids, stops, draw(st.booleans()), draw(st.sampled_from([0, 0, 3])), draw(st.booleans()))
 
@@ -179,6 +181,25 @@ def test_finish_lets_everything_go(letters: Tokenizer) -> None:
     tokens = (*encode(letters, "Zq"), encode(letters, "ខ")[0])
     assert output.push(tokens) == Delta("Z", tokens[:1])
     assert output.finish() == Delta("q\ufffd", tokens[1:])
+
+
+def test_finish_gives_back_what_was_no_stop_after_all(letters: Tokenizer) -> None:
+    output = Output(letters, ["qZ"])
+    q = encode(letters, "q")[0]
+    assert output.push([q]) == Delta() and output.finish() == Delta("q", (q,))
+
+
+def test_characters_released_at_the_end_do_not_come_twice(tmp_path: Path) -> None:
+    """A run of bytes that ended a stream is undecided again on replay, until the next token shows where it ends."""
+    tokenizer = Tokenizer(write_folder(tmp_path, sentencepiece_tokenizer()))
+    run_of_bytes = tuple(OutputToken(5 + byte) for byte in "ខ".encode())
+    e, n = (OutputToken(tokenizer.encode_text(letter, False)[-1]) for letter in "EN")
+    first = Output(tokenizer, ["END"])
+    assert first.push(run_of_bytes) == Delta() and first.finish() == Delta("ខ", run_of_bytes)
+    second = Output(tokenizer, ["END"])
+    assert second.replay(run_of_bytes) is None
+    assert second.push([e]) == Delta()
+    assert second.push([n, n]) == Delta("ENN", (e, n, n))
 
 
 def test_min_tokens_makes_stop_strings_ordinary_text(letters: Tokenizer) -> None:

@@ -116,6 +116,16 @@ def test_text_parses_special_tokens_only_when_asked(tokenizer: Tokenizer) -> Non
     assert not any(tokenizer.is_skipped(token_id) for token_id in tokenizer.encode_text(text, False))
 
 
+def test_text_with_special_strings_gets_the_ids_of_plain_text(tmp_path: Path) -> None:
+    library = byte_level_tokenizer()
+    text = "the cat sat on the mat"
+    plain = library.encode(text).ids
+    library.add_special_tokens(["cat sat"])
+    tokenizer = Tokenizer(write_folder(tmp_path, library))
+    assert tokenizer.encode_text(text, True) != plain
+    assert tokenizer.encode_text(text, False) == plain
+
+
 def test_bos_is_added_when_the_model_wants_it_and_the_caller_lets_it(tmp_path: Path) -> None:
     tokenizer = Tokenizer(write_folder(tmp_path, with_bos(byte_level_tokenizer())))
     for parse in (False, True):
