@@ -22,7 +22,7 @@ from forerun.sampling_params import SamplingParams
 
 MIN_TEMPERATURE = 1e-6  # smaller ones, zero apart, draw as this one does
 WEIGHT_UNIT = 2.0**40  # probabilities as integers: their sums are exact, so equal in any order and on any device
-FIRST_NUCLEUS_WIDTH = 256  # top-p sorts this many tokens first and widens only where they hold too little
+FIRST_NUCLEUS_WIDTH = 256  # on a CPU top-p sorts this many tokens first and widens only where they hold too little
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,14 +212,15 @@ def _truncate_(scores: Tensor, rows: Sequence[_Row]) -> None:
 def _nucleus_floor(scores: Tensor, floor: Tensor, top_p: Tensor) -> Tensor:
     """[n, 1]: the lowest score of the smallest likeliest set that holds `top_p` of the mass at or above `floor`."""
     goal = _weights(scores, floor).sum(-1, keepdim=True) * top_p
-    width = min(FIRST_NUCLEUS_WIDTH, scores.shape[1])
+    everything = scores.shape[1]
+    width = min(FIRST_NUCLEUS_WIDTH, everything) if scores.device.type == "cpu" else everything  # asking a GPU waits
     while True:
-        likeliest = scores.topk(width).values  # descending
+        likeliest = scores.topk(width).values if width < everything else scores.sort(descending=True).values
         weights = _weights(likeliest, floor)
         kept = (weights.cumsum(-1) - weights < goal).sum(-1, keepdim=True)  # those before which mass is missing
-        if width == scores.shape[1] or bool((kept < width).all()):
+        if width == everything or bool((kept < width).all()):
             return likeliest.gather(1, kept.clamp_(min=1) - 1)
-        width = min(16 * width, scores.shape[1])
+        width = min(16 * width, everything)
 
 
 def _weights(scores: Tensor, floor: Tensor | float = -math.inf) -> Tensor:
