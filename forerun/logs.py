@@ -99,7 +99,8 @@ class JsonFormatter(logging.Formatter):
             line[f"{key}_" if key in line else key] = value if plain else _short(value)
         if record.exc_info and record.exc_info[0]:
             line["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(line, ensure_ascii=False)
+        text = json.dumps(line, ensure_ascii=False)
+        return text if text.isprintable() else json.dumps(line)
 
 
 def _fields(record: logging.LogRecord) -> Mapping[str, Any]:
@@ -108,10 +109,11 @@ def _fields(record: logging.LogRecord) -> Mapping[str, Any]:
 
 
 def _message(record: logging.LogRecord) -> str:
-    """An event's name, or what a library had to say together with the library's name."""
-    if hasattr(record, "fields") or record.name.startswith("forerun") or record.name == "root":
-        return record.getMessage().replace("\n", " ")
-    return f"{record.name}: {record.getMessage()}".replace("\n", " ")
+    """An event's name, or what a library had to say, on one line and together with the library's name."""
+    message = record.getMessage()
+    if not hasattr(record, "fields") and not record.name.startswith("forerun"):
+        message = f"{record.name}: {message}"
+    return "".join(character if character.isprintable() else " " for character in message)
 
 
 def _time(record: logging.LogRecord) -> str:

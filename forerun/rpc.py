@@ -41,7 +41,7 @@ _SHARED_OPTIONS = (
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
 )
-# gRPC ignores an option whose name it does not know, so a test counts the pings that a server lets pass.
+# gRPC ignores an option whose name it does not know, so a test looks each of them up in its library.
 _SERVER_OPTIONS = (
     *_SHARED_OPTIONS,
     ("grpc.http2.min_ping_interval_without_data_ms", KEEPALIVE_TIME_MS),

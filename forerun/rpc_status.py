@@ -17,7 +17,7 @@ import grpc
 from google.protobuf.message import DecodeError, Message
 from google.rpc import error_details_pb2, status_pb2
 
-from forerun.errors import ForerunError, Internal, InvalidArgument, Overloaded, all_errors
+from forerun.errors import ForerunError, Internal, InvalidArgument, Overloaded, Unavailable, all_errors
 from forerun.logs import event
 
 logger = logging.getLogger(__name__)
@@ -116,6 +116,9 @@ def from_rpc_error(error: grpc.RpcError) -> ForerunError:
     if code is Overloaded.status:
         retry_after_s = _find(details, error_details_pb2.RetryInfo).retry_delay.ToNanoseconds() / 1e9
         return Overloaded(message, retry_after_s) if retry_after_s > 0 else Overloaded(message)
+    if code is grpc.StatusCode.CANCELLED:
+        # Our own cancelling raises CancelledError; this is what a call gets that reaches a server as it stops.
+        return Unavailable(f"the peer dropped the call: {message}")
     for kind in all_errors():
         if kind.status is code:
             return kind(message)
