@@ -57,7 +57,7 @@ def responses(
 ) -> Generator[gateway_pb2.GenerateResponse]:
     """The responses as they come. Closing the iterator cancels the request, which frees what it holds."""
     with grpc.insecure_channel(address, options=_OPTIONS) as channel:
-        call = _stub(channel).Generate(request, timeout=timeout_s)
+        call = gateway_pb2_grpc.GatewayServiceStub(channel).Generate(request, timeout=timeout_s)
         finished = False
         try:
             for response in call:
@@ -69,10 +69,6 @@ def responses(
             call.cancel()
         if not finished:
             raise Failure("the answer broke off without an end; look at the gateway's log")
-
-
-def _stub(channel: grpc.Channel) -> gateway_pb2_grpc.GatewayServiceStub:
-    return gateway_pb2_grpc.GatewayServiceStub(channel)  # type: ignore[no-untyped-call]
 
 
 def ask(address: str, request: gateway_pb2.GenerateRequest, timeout_s: float | None = None) -> Answer:
