@@ -49,12 +49,20 @@ def setup(service_name: str) -> Tracing:
     sampler = TracerProvider(resource=resource, shutdown_on_exit=False).sampler  # reads OTEL_TRACES_SAMPLER
     tracing = Tracing(_Outlet(OTLPSpanExporter()), sampler, resource)
     atexit.register(tracing.shutdown)
-    event(logger, "tracing_on", endpoint=_endpoint())
+    event(logger, "tracing_on", endpoint=_endpoint(), tls=_encrypted())
     return tracing
 
 
 def _endpoint() -> str:
     return _variable("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") or _variable("OTEL_EXPORTER_OTLP_ENDPOINT")
+
+
+def _encrypted() -> bool:
+    """Said at start-up since it surprises: an endpoint without http:// in front is spoken to through TLS."""
+    insecure = _variable("OTEL_EXPORTER_OTLP_TRACES_INSECURE") or _variable("OTEL_EXPORTER_OTLP_INSECURE")
+    if insecure and not _endpoint().startswith("https://"):
+        return insecure.lower() != "true"
+    return not _endpoint().startswith("http://")
 
 
 def _reason_against() -> str | None:

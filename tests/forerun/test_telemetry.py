@@ -14,6 +14,7 @@ import grpc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
@@ -31,7 +32,7 @@ contexts = st.builds(TraceContext, st.integers(1, 2**128 - 1), ids, st.booleans(
 
 @pytest.fixture(autouse=True)
 def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("ENDPOINT", "TRACES_ENDPOINT", "PROTOCOL", "TRACES_PROTOCOL"):
+    for name in ("ENDPOINT", "TRACES_ENDPOINT", "PROTOCOL", "TRACES_PROTOCOL", "INSECURE", "TRACES_INSECURE"):
         monkeypatch.delenv(f"OTEL_EXPORTER_OTLP_{name}", raising=False)
     for name in ("SDK_DISABLED", "TRACES_EXPORTER", "TRACES_SAMPLER", "SERVICE_NAME", "RESOURCE_ATTRIBUTES"):
         monkeypatch.delenv(f"OTEL_{name}", raising=False)
@@ -253,6 +254,27 @@ def test_off_is_free(
     tracing.shutdown()
     assert threading.enumerate() == threads
     assert [record.getMessage() for record in caplog.records] == ["tracing_off"] * warned
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "insecure", "encrypted"),
+    [
+        ("http://a:1", None, False),
+        ("http://a:1", "false", True),
+        ("https://a:1", "true", True),
+        ("a:1", None, True),
+        ("a:1", "true", False),
+    ],
+)
+def test_tls_is_what_the_exporter_makes_of_the_endpoint(
+    endpoint: str, insecure: str | None, encrypted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint)
+    if insecure is not None:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_INSECURE", insecure)
+    exporter = OTLPSpanExporter()
+    assert telemetry._encrypted() is (not exporter._insecure) is encrypted
+    exporter.shutdown()
 
 
 def test_a_receiver_that_is_away_neither_blocks_nor_hangs_the_end(
