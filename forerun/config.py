@@ -56,6 +56,13 @@ class CacheConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class ClientConfig:
+    """Whom the command line talks to."""
+
+    address: str = setting("127.0.0.1:50060", "the gateway, host:port")
+
+
+@dataclass(frozen=True, slots=True)
 class TargetConfig:
     """The target service."""
 
@@ -132,7 +139,7 @@ SERVICES: Mapping[str, type[Any]] = {"target": TargetConfig, "draft": DraftConfi
 
 _LOG_VARIABLES = {"FORERUN_LOG_FORMAT", "FORERUN_LOG_LEVEL"}  # `forerun.logs` reads these two itself
 
-ConfigT = TypeVar("ConfigT", CacheConfig, TargetConfig, DraftConfig, GatewayConfig)
+ConfigT = TypeVar("ConfigT", CacheConfig, ClientConfig, TargetConfig, DraftConfig, GatewayConfig)
 
 
 def add_flags(parser: argparse._ActionsContainer, config: type[Any]) -> None:
@@ -190,7 +197,7 @@ def _metavar(kind: Any, item: dataclasses.Field[Any]) -> str:
 
 
 def _refuse_unknown(environment: Mapping[str, str]) -> None:
-    configs: list[type[Any]] = [CacheConfig, *SERVICES.values()]
+    configs: list[type[Any]] = [CacheConfig, ClientConfig, *SERVICES.values()]
     names = {item.name for config in configs for item in dataclasses.fields(config)}
     known = {variable(name, prefix) for name in names for prefix in ("", *SERVICES)} | _LOG_VARIABLES
     for key in environment:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from forerun.v1 import target_pb2
+
 AttributeValue = str | bool | int | float | Sequence[str] | Sequence[int]
 Attributes = Mapping[str, AttributeValue]
 
@@ -80,6 +82,21 @@ def round_attributes(
         WAIT_MS: wait_ns / 1e6,
         STEP_MS: step_ns / 1e6,
     }
+
+
+def verdict_attributes(verdict: target_pb2.Verdict) -> Attributes:
+    """The same, from the message that both ends have."""
+    return round_attributes(
+        verdict.round_index,
+        start_position=verdict.start_position,
+        drafted=verdict.drafted_count,
+        accepted=verdict.accepted_count,
+        committed=len(verdict.token_ids),
+        epoch=verdict.epoch,
+        batch_size=verdict.batch_size,
+        wait_ns=verdict.wait_ns,
+        step_ns=verdict.step_ns,
+    )
 
 
 def draft_attributes(index: int, *, start_position: int, drafted: int, epoch: int, batch_size: int = 1) -> Attributes:

@@ -1,0 +1,51 @@
+"""From settings to a model that is ready to run: threads, device, number format, weights, cache."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.progress import Progress
+
+from forerun.config import DraftConfig, TargetConfig
+from forerun.logs import event
+from forerun.runtime.identity import choose_device, choose_dtype
+from forerun.runtime.model import load_model
+from forerun.runtime.model_runner import ModelRunner, default_block_count
+
+logger = logging.getLogger(__name__)
+
+
+def load_runner(config: TargetConfig | DraftConfig, folder: Path, embeddings_from: Path | None = None) -> ModelRunner:
+    """Loads the model with a progress bar on a terminal. Raises ForerunErrors that say what is wrong with it."""
+    device = choose_device(config.device)
+    threads = config.threads or os.cpu_count() or 1
+    torch.set_num_threads(threads)
+    with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
+        task = bar.add_task(f"loading {config.model}", total=None)
+        model = load_model(
+            folder,
+            choose_dtype(config.dtype, device),
+            device,
+            embeddings_from,
+            lambda done, total: bar.update(task, completed=done, total=total),
+        )
+    block_count = -(-config.kv_cache_tokens // config.block_size) or default_block_count(model, config.block_size)
+    runner = ModelRunner(model, block_count, config.block_size)
+    event(
+        logger,
+        "model_loaded",
+        model=config.model,
+        device=str(device),
+        dtype=str(model.dtype).removeprefix("torch."),
+        threads=threads,
+        parameters=model.parameter_count,
+        weights_mb=model.parameter_bytes >> 20,
+        kv_cache_tokens=block_count * config.block_size,
+        kv_cache_mb=block_count * config.block_size * model.kv_bytes_per_token >> 20,
+    )
+    return runner

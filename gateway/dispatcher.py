@@ -1,0 +1,190 @@
+"""Puts sessions onto replicas and keeps them there: the least loaded that fits, another one when it is lost.
+
+A session without a target waits, for a bounded time; a session without a draft decodes plainly. Everything that
+depends on the clock is in `sweep`, which is called often: replicas that are silent, sessions that waited too long.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+from forerun.config import GatewayConfig
+from forerun.errors import Overloaded, Unavailable
+from forerun.v1 import target_pb2, types_pb2
+from gateway.link import DraftLink, Link, TargetLink, hello
+from gateway.pairing import draft_refusal, protocol_refusal, target_refusal
+from gateway.session import Session
+
+SWEEP_EVERY_S = 0.1
+MAX_SILENCE_DOUBLINGS = 6
+
+
+class Dispatcher:
+    """All links and all sessions of one gateway."""
+
+    def __init__(self, config: GatewayConfig, fingerprint: str) -> None:
+        self._config = config
+        self._fingerprint = fingerprint
+        greeting = hello(config)
+        self.targets = [TargetLink(address, greeting, config, self) for address in config.targets]
+        self.drafts = [DraftLink(address, greeting, config, self) for address in config.drafts]
+        self.served: types_pb2.ServiceInfo | None = None  # what the targets serve; set once one was reached
+        self.sessions: dict[int, Session] = {}
+        self._waiting: dict[int, float] = {}  # sessions without a target, and since when
+        self._changed = asyncio.Event()
+
+    @property
+    def links(self) -> list[Link[Any, Any]]:
+        return [*self.targets, *self.drafts]
+
+    async def run(self) -> None:
+        """Keeps all links up and sweeps. Never returns; cancel it to stop."""
+        async with asyncio.TaskGroup() as tasks:
+            for link in self.links:
+                tasks.create_task(link.run())
+            while True:
+                self.sweep(time.monotonic())
+                await asyncio.sleep(SWEEP_EVERY_S)
+
+    async def wait_for_target(self, timeout_s: float) -> types_pb2.ServiceInfo:
+        """What the targets serve, as soon as one was reached. Raises Unavailable after `timeout_s` without any."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while self.served is None:
+                    await self._wait_for_change()
+        except TimeoutError:
+            why = "; ".join(f"{link.address}: {link.detail}" for link in self.targets)
+            raise Unavailable(f"no target for {timeout_s:g} s ({why})") from None
+        return self.served
+
+    async def wait_until_tried(self) -> None:
+        """Returns once a target is ready or refused, and every draft was tried once."""
+        while not (
+            any(link.ready or link.refused for link in self.targets) and all(self._tried(d) for d in self.drafts)
+        ):
+            await self._wait_for_change()
+
+    def refusals(self) -> list[str]:
+        """Why replicas are not used although they were reached."""
+        return [link.detail for link in self.links if link.refused]
+
+    async def _wait_for_change(self) -> None:
+        self._changed.clear()
+        await self._changed.wait()
+
+    @staticmethod
+    def _tried(link: Link[Any, Any]) -> bool:
+        return link.ready or link.attempts > 0
+
+    # Sessions
+
+    def open(self, session: Session, now: float) -> None:
+        """Takes a session and places it."""
+        self.sessions[session.session_id] = session
+        self._waiting[session.session_id] = now
+        self._place_draft(session, now)
+        self._place_target(session)
+
+    def close(self, session: Session) -> None:
+        """Lets a session go on all services. Safe to repeat."""
+        session.closed = True
+        self.sessions.pop(session.session_id, None)
+        self._waiting.pop(session.session_id, None)
+        for link in self.links:
+            link.release(session)
+
+    def on_change(self, session: Session) -> None:
+        """Has both services told what is new about a session."""
+        for link in self.links:
+            if session.session_id in link.sessions:
+                link.mark(session)
+
+    def _place_target(self, session: Session) -> bool:
+        link = min((link for link in self.targets if link.has_room), key=lambda link: len(link.sessions), default=None)
+        if link is None:
+            return False
+        self._waiting.pop(session.session_id, None)
+        session.last_verdict_at = time.monotonic()
+        link.attach(session)
+        return True
+
+    def _place_draft(self, session: Session, now: float) -> None:
+        side = session.draft
+        if side.attached or side.hopeless or session.draft_length == 0 or now < side.retry_at:
+            return
+        link = min((link for link in self.drafts if link.has_room), key=lambda link: len(link.sessions), default=None)
+        if link is not None:
+            link.attach(session)
+            self.on_change(session)
+
+    # What links report
+
+    def refusal(self, link: Link[Any, Any], info: types_pb2.ServiceInfo) -> str | None:
+        problem = protocol_refusal(link.address, info)
+        if problem is not None:
+            return problem
+        if isinstance(link, DraftLink):
+            return draft_refusal(link.address, info, self._fingerprint)
+        others_serve = self.sessions or any(other.ready for other in self.targets)
+        return target_refusal(link.address, info, self._fingerprint, self.served if others_serve else None)
+
+    def on_ready(self, link: Link[Any, Any]) -> None:
+        if isinstance(link, TargetLink):
+            self.served = link.info
+        self._changed.set()
+        self.sweep(time.monotonic())
+
+    def on_lost(self, link: Link[Any, Any], sessions: list[Session]) -> None:
+        self._changed.set()
+        now = time.monotonic()
+        for session in sessions:
+            if session.finished:
+                continue
+            if isinstance(link, TargetLink):
+                self._waiting[session.session_id] = now
+                self._place_target(session)
+            else:
+                self._place_draft(session, now)
+                self.on_change(session)
+
+    def on_target_failed(self, session: Session, failed: target_pb2.SessionFailed) -> None:
+        error = session.on_target_failed(failed)
+        if isinstance(error, Overloaded):  # another gateway was first: wait with the others
+            self._waiting.setdefault(session.session_id, time.monotonic())
+        else:
+            session.fail(error)
+
+    # What only the clock tells
+
+    def sweep(self, now: float) -> None:
+        """Places who waits, gives up on who waited too long, asks silent targets again, breaks off silent drafts."""
+        for session_id, since in list(self._waiting.items()):
+            session = self.sessions[session_id]
+            if not self._place_target(session) and now - since > self._config.target_wait_s:
+                del self._waiting[session_id]
+                why = "; ".join(f"{link.address}: {link.detail or 'full'}" for link in self.targets)
+                session.fail(Unavailable(f"no target for {self._config.target_wait_s:g} s ({why})"))
+        for session in list(self.sessions.values()):
+            self._place_draft(session, now)
+            self._check_silence(session, now)
+        for link in self.drafts:
+            self._check_draft(link, now)
+
+    def _check_silence(self, session: Session, now: float) -> None:
+        patience = self._config.verdict_timeout_s * 2 ** min(session.silences, MAX_SILENCE_DOUBLINGS)
+        if session.awaits_verdict and now - session.last_verdict_at > patience:
+            session.silences += 1
+            for link in self.targets:
+                link.release(session)
+            self._waiting[session.session_id] = now
+            self._place_target(session)
+
+    def _check_draft(self, link: DraftLink, now: float) -> None:
+        for session in link.sessions.values():
+            owed = session.draft.owed_since
+            due = owed is not None and not session.candidates.token_ids and session.awaits_verdict
+            if due and owed is not None and now - owed > self._config.draft_timeout_s:
+                link.break_off(f"silent for {now - owed:.1f} s while candidates were due")
+                return
