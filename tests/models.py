@@ -24,6 +24,8 @@ SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 WINDOW = 24
 """The sliding window, in tokens, of the architectures that have one."""
 
+torch.set_num_threads(1)  # products this small only lose by being shared out
+
 _TEXT = (
     "The draft runs ahead and the target checks what it wrote, token by token, so that the answer stays the same. "
     "user assistant system What is the capital of France? Paris is the capital of France. def add(a, b): return a + b "
