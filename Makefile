@@ -5,7 +5,8 @@ BIN := $(VENV)/bin
 # The first Python that is new enough, unless PYTHON names one.
 PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
-PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+# With somebody watching, pip shows its progress: torch is large.
+PIP_INSTALL := $(BIN)/python -m pip install $(shell test -t 2 || echo --quiet) --disable-pip-version-check -c constraints.txt
 PROTOS := $(wildcard protos/forerun/v1/*.proto)
 
 .DEFAULT_GOAL := help

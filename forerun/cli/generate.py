@@ -13,6 +13,7 @@ from typing import Any
 
 from rich.console import Console
 
+from forerun import config
 from forerun.cli import rounds
 from forerun.cli.client import Answer, responses
 from forerun.cli.failure import INTERRUPTED, USAGE, Failure
@@ -28,7 +29,7 @@ examples:
   forerun generate --raw "The capital of France is" --max-tokens 8
 
 The prompt is a user turn through the model's chat template, unless --raw is given. With the same seed (and always at
-temperature 0) the answer is the same with speculation and without it.
+temperature 0) the answer is the same with speculation and without it. FORERUN_ADDRESS stands in for --address.
 exit codes: 0 done, 1 failed, 2 wrong usage or a refused request, 130 interrupted
 """
 _WIDE = 150  # columns of the table of rounds where there is no terminal to ask
@@ -52,7 +53,7 @@ def add_parser(commands: Any) -> None:
 
 
 def _add_call_flags(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--address", default="127.0.0.1:50060", metavar="HOST:PORT", help="gateway [%(default)s]")
+    config.add_flags(group, config.ClientConfig)
     group.add_argument("--timeout", type=float, metavar="SECONDS", help="give up after so long [never]")
     group.add_argument("--system", metavar="TEXT", help="a system turn before the prompt")
     group.add_argument("--raw", action="store_true", help="continue the prompt as it stands, without chat template")
@@ -167,12 +168,13 @@ def run(arguments: argparse.Namespace) -> int:
         request = request_from(arguments)
     except (ValueError, TypeError) as error:  # protobuf's own range checks, such as a negative seed
         raise Failure(f"a number is out of range: {error}", USAGE) from None
+    address = config.resolve(config.ClientConfig, vars(arguments)).address
     answer = Answer()
     # Wide and plain where there is no terminal: a table of rounds in a file is not to be cut at 80 columns.
     console = Console(highlight=False, width=None if sys.stdout.isatty() else _WIDE)
     painter = rounds.Painter() if arguments.rounds and not arguments.json else None
     try:
-        with closing(responses(arguments.address, request, arguments.timeout)) as stream:
+        with closing(responses(address, request, arguments.timeout)) as stream:
             for response in stream:
                 answer.add(response)
                 if not arguments.json:

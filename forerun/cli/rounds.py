@@ -63,7 +63,7 @@ def legend() -> Text:
 def table(rounds: Iterable[gateway_pb2.Round]) -> Table:
     """A line a round: what was drafted, what became of it, and where the time went."""
     grid = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
-    for title in ("round", "drafted", "accepted", "committed", "epoch", "ms", "step", "wait", "draft"):
+    for title in ("round", "drafted", "accepted", "committed", "epoch", "round ms", "step ms", "wait ms", "draft ms"):
         number = title not in ("drafted", "committed")
         grid.add_column(title, justify="right" if number else "left", no_wrap=True, overflow="ellipsis")
     for round in rounds:

@@ -68,7 +68,7 @@ def test_lists_may_be_empty_and_ignore_blanks() -> None:
 
 
 def test_every_setting_has_a_flag_and_a_help_text() -> None:
-    for kind in (config.CacheConfig, *config.SERVICES.values()):
+    for kind in (config.CacheConfig, config.ClientConfig, *config.SERVICES.values()):
         parser = argparse.ArgumentParser()
         config.add_flags(parser, kind)
         text = parser.format_help()
