@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
 from typing import Any
 
 from draft_service.engine import DraftEngine
@@ -25,7 +26,7 @@ class DraftService(draft_pb2_grpc.DraftServiceServicer):
         return draft_pb2.DraftServiceGetStatsResponse(stats=self._engine.read_stats())
 
     async def Speculate(self, requests: Any, context: Any) -> AsyncIterator[draft_pb2.SpeculateResponse]:
-        async for response in self._streams.serve(
-            requests, context, lambda entries: draft_pb2.SpeculateResponse(entries=entries)
-        ):
-            yield response
+        serving = self._streams.serve(requests, context, lambda entries: draft_pb2.SpeculateResponse(entries=entries))
+        async with aclosing(serving) as responses:
+            async for response in responses:
+                yield response

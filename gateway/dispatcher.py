@@ -7,6 +7,7 @@ depends on the clock is in `sweep`, which is called often: replicas that are sil
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from typing import Any
 
@@ -16,6 +17,8 @@ from forerun.v1 import target_pb2, types_pb2
 from gateway.link import DraftLink, Link, TargetLink, hello
 from gateway.pairing import draft_refusal, protocol_refusal, target_refusal
 from gateway.session import Session
+
+logger = logging.getLogger(__name__)
 
 SWEEP_EVERY_S = 0.1
 MAX_SILENCE_DOUBLINGS = 6
@@ -45,7 +48,10 @@ class Dispatcher:
             for link in self.links:
                 tasks.create_task(link.run())
             while True:
-                self.sweep(time.monotonic())
+                try:
+                    self.sweep(time.monotonic())
+                except Exception:  # one session's trouble must not stop the others' clock
+                    logger.exception("a sweep failed")
                 await asyncio.sleep(SWEEP_EVERY_S)
 
     async def wait_for_target(self, timeout_s: float) -> types_pb2.ServiceInfo:

@@ -11,7 +11,7 @@ import itertools
 import secrets
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 
 from forerun import span_attributes
 from forerun.errors import DeadlineExceeded, ForerunError
@@ -98,7 +98,7 @@ class Generation:
 
     # What the client gets
 
-    async def responses(self) -> AsyncIterator[gateway_pb2.GenerateResponse]:
+    async def responses(self) -> AsyncGenerator[gateway_pb2.GenerateResponse, None]:
         """Everything for the client, in order. Raises the ForerunError that ends the request early."""
         yield gateway_pb2.GenerateResponse(started=self._started())
         self._replay()

@@ -137,6 +137,9 @@ class Link(ABC, Generic[RequestT, ResponseT]):
                 self._lose(gateway_pb2.REPLICA_STATE_REFUSED, refusal.message)
             except (grpc.RpcError, asyncio.InvalidStateError) as error:
                 self._lose(gateway_pb2.REPLICA_STATE_BROKEN, self._broken_off or _reason(error))
+            except Exception as error:  # ours or a confused peer's: this stream is lost, the gateway is not
+                logger.exception("a stream failed")
+                self._lose(gateway_pb2.REPLICA_STATE_BROKEN, _reason(error))
             finally:
                 self._call = None
             self.attempts += 1
@@ -157,6 +160,7 @@ class Link(ABC, Generic[RequestT, ResponseT]):
             event(logger, "replica_ready", kind=self.kind, address=self.address, model=self.info.model_id)
             self._owner.on_ready(self)
             writer = asyncio.create_task(self._write(call))
+            writer.add_done_callback(lambda _: call.cancel())  # without a writer there is nothing to read
             try:
                 await self._read(call)
             finally:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
 from typing import Any
 
 import grpc
@@ -42,8 +43,9 @@ class GatewayService(gateway_pb2_grpc.GatewayServiceServicer):
         code = grpc.StatusCode.CANCELLED
         attributes: dict[str, Any] = {}  # for the request's span
         try:
-            async for response in self._generate(request, context, trace, attributes):
-                yield response
+            async with aclosing(self._generate(request, context, trace, attributes)) as responses:
+                async for response in responses:
+                    yield response
             code = grpc.StatusCode.OK
         except ForerunError as error:
             code = error.status
@@ -53,7 +55,7 @@ class GatewayService(gateway_pb2_grpc.GatewayServiceServicer):
 
     async def _generate(
         self, request: gateway_pb2.GenerateRequest, context: Any, trace: RequestTrace, attributes: dict[str, Any]
-    ) -> AsyncIterator[gateway_pb2.GenerateResponse]:
+    ) -> AsyncGenerator[gateway_pb2.GenerateResponse, None]:
         arrived, arrived_ns = time.monotonic(), time.time_ns()
         remaining = context.time_remaining()
         deadline = arrived + remaining if remaining is not None else None
@@ -74,8 +76,9 @@ class GatewayService(gateway_pb2_grpc.GatewayServiceServicer):
             )
             self._running.add(generation)
             try:
-                async for response in generation.responses():
-                    yield response
+                async with aclosing(generation.responses()) as responses:
+                    async for response in responses:
+                        yield response
             finally:
                 self._running.discard(generation)
                 generation.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
 from typing import Any
 
 from forerun.runtime.stream_server import StreamServer
@@ -25,7 +26,7 @@ class TargetService(target_pb2_grpc.TargetServiceServicer):
         return target_pb2.TargetServiceGetStatsResponse(stats=self._engine.read_stats())
 
     async def Verify(self, requests: Any, context: Any) -> AsyncIterator[target_pb2.VerifyResponse]:
-        async for response in self._streams.serve(
-            requests, context, lambda entries: target_pb2.VerifyResponse(entries=entries)
-        ):
-            yield response
+        serving = self._streams.serve(requests, context, lambda entries: target_pb2.VerifyResponse(entries=entries))
+        async with aclosing(serving) as responses:
+            async for response in responses:
+                yield response

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import suppress
 from typing import Any, Protocol
 
@@ -47,7 +47,7 @@ class StreamServer:
 
     async def serve(
         self, requests: AsyncIterator[Any], context: Any, respond: Callable[[list[Any]], Any]
-    ) -> AsyncIterator[Any]:
+    ) -> AsyncGenerator[Any, None]:
         """One stream, from Hello to its end; `respond` makes a message of entries.
 
         Raises InvalidArgument without a valid Hello, FailedPrecondition for another protocol version.
