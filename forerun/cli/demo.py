@@ -78,6 +78,11 @@ async def running_services(log: Path, sink: OtlpSink, options: Sequence[str]) ->
             await process.wait()
 
 
+def beginning_of(log: Path) -> str:
+    """The first line of a log, where `forerun up` says what it chose."""
+    return log.read_text(errors="replace").partition("\n")[0]
+
+
 def end_of(log: Path) -> str:
     """The last lines of a log."""
     return "\n".join(log.read_text(errors="replace").splitlines()[-_LAST_LINES:])
@@ -91,6 +96,12 @@ def speak(console: Console, address: str, message: gateway_pb2.GenerateRequest) 
         console.print(painter.paint(response.chunk), end="", soft_wrap=True)
     console.print()
     return answer
+
+
+def heading(console: Console, text: str) -> None:
+    """Begins a part of the demo."""
+    console.print()
+    console.rule(f"[bold]{text}", align="left", style="bright_black")
 
 
 def speed(answers: Sequence[Answer]) -> float:
@@ -143,8 +154,8 @@ def verdict(console: Console, plain: Sequence[Answer], speculative: Sequence[Ans
         console.print(f"speculation is {ratio:.2f} times as fast here")
     else:
         console.print(
-            f"speculation is slower here, at {ratio:.2f} times the speed: on this machine a round's draft costs more "
-            "time than the tokens it saves"
+            f"speculation is slower here, at {ratio:.2f} times the speed: on this machine drafting and verifying cost "
+            "more time than the tokens they save"
         )
     differences = [found for answer in (*plain, *speculative) if (found := difference(plain[0], answer))]
     if differences:
@@ -156,23 +167,24 @@ def verdict(console: Console, plain: Sequence[Answer], speculative: Sequence[Ans
 
 async def demonstrate(console: Console, sink: OtlpSink, address: str, log: Path) -> int:
     """One prompt, twice each way; rounds, trace, verdict."""
-    console.print(f"gateway on {address}; the services' log is {log}", style="dim", soft_wrap=True)
+    choices = beginning_of(log).removeprefix("forerun │ ")
+    console.print(f"gateway on {address}; {choices}; their log is {log}", style="dim", soft_wrap=True)
     for speculate in (False, True):
         await asyncio.to_thread(ask, address, request(PROMPT, 8, speculate))  # warm-up, so that the speeds are fair
-    console.rule("plain: the target alone", align="left")
+    heading(console, "plain: the target alone")
     console.print(PROMPT, style="italic")
     plain = [await asyncio.to_thread(speak, console, address, request(PROMPT, MAX_TOKENS, False))]
-    console.rule("speculative: the draft proposes, the target decides", align="left")
+    heading(console, "speculative: the draft proposes, the target decides")
     speculative = [await asyncio.to_thread(speak, console, address, request(PROMPT, MAX_TOKENS, True))]
     console.print(rounds.legend())
-    console.rule("its rounds", align="left")
+    heading(console, "its rounds")
     console.print(rounds.table(speculative[0].rounds[:SHOWN_ROUNDS]))
     more = len(speculative[0].rounds) - SHOWN_ROUNDS
     console.print(f"... and {more} more" if more > 0 else "", style="dim")
     console.print(rounds.summary(speculative[0].finished.speculation))
-    console.rule("its trace, over three processes", align="left")
+    heading(console, "its trace, over three processes")
     await show_trace(console, sink, speculative[0])
-    console.rule("verdict", align="left")
+    heading(console, "both speeds, both texts")
     for answers, speculate in ((plain, False), (speculative, True)):  # once more, since one run says little
         answers.append(await asyncio.to_thread(ask, address, request(PROMPT, MAX_TOKENS, speculate)))
     return verdict(console, plain, speculative)

@@ -165,7 +165,9 @@ class Supervisor:
 
         async def start_all() -> None:
             on_progress(", ".join(sorted(waiting)))
-            await _all([start(child) for child in self.children])
+            # The first uses the others: started last, it finds them at once and logs no failed attempts.
+            await _all([start(child) for child in self.children[1:]])
+            await start(self.children[0])
 
         return asyncio.create_task(start_all())
 

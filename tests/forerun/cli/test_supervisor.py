@@ -90,14 +90,15 @@ def test_ready_comes_when_all_serve_and_the_first_service_is_drained_first() -> 
 
 
 def test_a_service_that_dies_at_start_is_shown_with_its_last_lines_and_the_others_stop() -> None:
-    run = Run(spec("gateway"), spec("target", "dies"))
+    run = Run(spec("gateway"), spec("target", "dies"), spec("draft"))
     with pytest.raises(Failure) as failure:
         run()
     assert str(failure.value) == (
         "the target stopped with exit code 3 before it was ready; its last lines:\n"
         "  target begins\n  the model is missing"
     )
-    assert gone(run.pid("gateway"))
+    assert gone(run.pid("draft"))
+    assert not any("started gateway" in line for line in run.lines)
 
 
 def test_a_service_that_never_becomes_ready_is_given_up() -> None:
