@@ -8,71 +8,24 @@ import logging
 import sys
 from pathlib import Path
 
-from draft_service.drafters.drafter import Drafter
-from draft_service.drafters.model import ModelDrafter
-from draft_service.drafters.ngram import NgramDrafter
-from draft_service.engine import DraftEngine, DraftLimits
-from draft_service.service import DraftService
-from draft_service.tracing import DraftTracing
+from draft_service.assembly import assemble, load, serving
 from forerun import logs, telemetry
-from forerun.config import PROTOCOL_VERSION, CacheConfig, ConfigError, DraftConfig, add_flags, resolve
+from forerun.config import CacheConfig, ConfigError, DraftConfig, add_flags, resolve
 from forerun.errors import ForerunError
 from forerun.logs import event
-from forerun.model_folder import model_folder
-from forerun.rpc import Server
-from forerun.runtime.identity import new_incarnation, service_info
-from forerun.runtime.kv_cache import KvCache
-from forerun.runtime.loading import load_runner
-from forerun.runtime.step_loop import StepLoop
-from forerun.v1 import draft_pb2_grpc, types_pb2
 
 logger = logging.getLogger("draft")
-
-NGRAM = "ngram"
-
-
-def build(config: DraftConfig, cache: Path) -> tuple[Drafter, DraftLimits, types_pb2.ServiceInfo]:
-    """The drafter that the settings name, with its limits and its description."""
-    if config.model == NGRAM:
-        info = types_pb2.ServiceInfo(
-            protocol_version=PROTOCOL_VERSION,
-            incarnation=new_incarnation(),
-            model_id=NGRAM,
-            max_sessions=config.max_sessions,
-        )
-        return NgramDrafter(config.ngram_min, config.ngram_max), DraftLimits(0, 0, (), config.max_sessions), info
-    folder, target = model_folder(config.model, cache), model_folder(config.target, cache)
-    runner = load_runner(config, folder, embeddings_from=target)
-    model = runner.model
-    context_length = min(model.context_length, runner.block_count * runner.block_size)
-    tokenizer_folder = folder if (folder / "tokenizer.json").is_file() else target
-    info = service_info(config.model, model, tokenizer_folder, context_length, config.max_sessions)
-    ends = tuple(sorted(model.end_token_ids))
-    kv_cache = KvCache(runner.block_count, runner.block_size)
-    drafter = ModelDrafter(runner, kv_cache, ends, config.max_batch_tokens)
-    return drafter, DraftLimits(model.vocabulary_size, context_length, ends, config.max_sessions), info
 
 
 async def serve(config: DraftConfig, cache: Path) -> None:
     """Serves until a signal."""
     tracing = telemetry.setup("forerun-draft")
-    server = Server()
-    drafter, limits, info = await asyncio.to_thread(build, config, cache)
-    engine = DraftEngine(limits, drafter, DraftTracing(tracing))
-    loop = StepLoop(engine, lambda step: drafter.execute(step.batch), "draft-model")
-    server.add(
-        draft_pb2_grpc.add_DraftServiceServicer_to_server,
-        DraftService(info, engine, loop.wake),
-        "forerun.v1.DraftService",
-    )
-    port = await server.start(config.host, config.port)
-    stepping = asyncio.create_task(loop.run())
-    server.ready()
-    event(logger, "listening", address=f"{config.host}:{port}", model=config.model)
+    draft = assemble(await asyncio.to_thread(load, config, cache), tracing)
     try:
-        await server.serve_until_signal(config.grace_s)
+        async with serving(draft, config.host, config.port) as (server, port):
+            event(logger, "listening", address=f"{config.host}:{port}", model=config.model)
+            await server.serve_until_signal(config.grace_s)
     finally:
-        stepping.cancel()
         tracing.shutdown()
 
 

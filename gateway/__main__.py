@@ -10,14 +10,10 @@ from pathlib import Path
 
 from forerun import logs, telemetry
 from forerun.config import CacheConfig, ConfigError, GatewayConfig, add_flags, resolve
-from forerun.errors import FailedPrecondition, ForerunError
+from forerun.errors import ForerunError
 from forerun.logs import event
 from forerun.model_folder import model_folder
-from forerun.rpc import Server
-from forerun.v1 import gateway_pb2_grpc
-from gateway.dispatcher import Dispatcher
-from gateway.service import GatewayService
-from gateway.tokenizer import Tokenizer
+from gateway.assembly import announce, assemble, serving
 
 logger = logging.getLogger("gateway")
 
@@ -25,30 +21,21 @@ logger = logging.getLogger("gateway")
 async def serve(config: GatewayConfig, folder: Path) -> None:
     """Serves until a signal. Raises FailedPrecondition if the services behind it do not fit together."""
     tracing = telemetry.setup("forerun-gateway")
-    tokenizer = Tokenizer(folder)
-    dispatcher = Dispatcher(config, tokenizer.vocabulary.fingerprint)
-    server = Server()
-    service = GatewayService(config, tokenizer, dispatcher, tracing)
-    server.add(gateway_pb2_grpc.add_GatewayServiceServicer_to_server, service, "forerun.v1.GatewayService")
-    port = await server.start(config.host, config.port)
-    event(logger, "listening", address=f"{config.host}:{port}")
-    links = asyncio.create_task(dispatcher.run())
+    gateway = assemble(config, folder, tracing)
     try:
-        stopped = asyncio.create_task(server.serve_until_signal(config.grace_s))
-        tried = asyncio.create_task(dispatcher.wait_until_tried())
-        await asyncio.wait({stopped, tried, links}, return_when=asyncio.FIRST_COMPLETED)
-        if links.done():
-            links.result()
-        if tried.done():
-            if dispatcher.refusals():
-                raise FailedPrecondition("; ".join(dispatcher.refusals()))
-            server.ready()
-            event(logger, "ready", model=dispatcher.served.model_id if dispatcher.served else "")
-        tried.cancel()
-        await stopped
+        async with serving(gateway, config.host, config.port) as running:
+            event(logger, "listening", address=f"{config.host}:{running.port}")
+            stopped = asyncio.create_task(running.server.serve_until_signal(config.grace_s))
+            announced = asyncio.create_task(announce(gateway, running.server))
+            await asyncio.wait({stopped, announced, running.links}, return_when=asyncio.FIRST_COMPLETED)
+            if running.links.done():
+                running.links.result()
+            if announced.done():
+                announced.result()
+                event(logger, "ready", model=gateway.dispatcher.served.model_id if gateway.dispatcher.served else "")
+            announced.cancel()
+            await stopped
     finally:
-        links.cancel()
-        await server.stop(0)
         tracing.shutdown()
 
 

@@ -1,0 +1,99 @@
+"""Puts a draft service together from its settings, and runs it. `python -m draft_service` and tests both do it so."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from draft_service.drafters.drafter import Drafter, Proposal
+from draft_service.drafters.model import ModelDrafter
+from draft_service.drafters.ngram import NgramDrafter
+from draft_service.engine import DraftEngine, DraftLimits, Step
+from draft_service.service import DraftService
+from draft_service.tracing import DraftTracing
+from forerun.config import PROTOCOL_VERSION, DraftConfig
+from forerun.model_folder import model_folder
+from forerun.rpc import Server
+from forerun.runtime.identity import new_incarnation, service_info
+from forerun.runtime.kv_cache import KvCache
+from forerun.runtime.loading import load_runner
+from forerun.runtime.step_loop import StepLoop
+from forerun.telemetry import Tracing
+from forerun.v1 import draft_pb2_grpc, types_pb2
+
+NGRAM = "ngram"
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where candidates come from, within which limits, and what the service says of itself."""
+
+    drafter: Drafter
+    limits: DraftLimits
+    info: types_pb2.ServiceInfo
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A draft that is ready to be served."""
+
+    info: types_pb2.ServiceInfo
+    engine: DraftEngine
+    loop: StepLoop[Step, list[Proposal]]
+
+
+def load(config: DraftConfig, cache: Path) -> Source:
+    """The drafter that the settings name; loads its model, which takes a while. Raises ForerunErrors."""
+    return _ngram(config) if config.model == NGRAM else _model(config, cache)
+
+
+def weightless(drafter: Drafter, name: str, max_sessions: int) -> Source:
+    """A drafter that works with any vocabulary and any length."""
+    info = types_pb2.ServiceInfo(
+        protocol_version=PROTOCOL_VERSION, incarnation=new_incarnation(), model_id=name, max_sessions=max_sessions
+    )
+    return Source(drafter, DraftLimits(0, 0, (), max_sessions), info)
+
+
+def _ngram(config: DraftConfig) -> Source:
+    return weightless(NgramDrafter(config.ngram_min, config.ngram_max), NGRAM, config.max_sessions)
+
+
+def _model(config: DraftConfig, cache: Path) -> Source:
+    folder, target = model_folder(config.model, cache), model_folder(config.target, cache)
+    runner = load_runner(config, folder, embeddings_from=target)
+    model = runner.model
+    context_length = min(model.context_length, runner.block_count * runner.block_size)
+    tokenizer_folder = folder if (folder / "tokenizer.json").is_file() else target
+    info = service_info(config.model, model, tokenizer_folder, context_length, config.max_sessions)
+    ends = tuple(sorted(model.end_token_ids))
+    kv_cache = KvCache(runner.block_count, runner.block_size)
+    drafter = ModelDrafter(runner, kv_cache, ends, config.max_batch_tokens)
+    return Source(drafter, DraftLimits(model.vocabulary_size, context_length, ends, config.max_sessions), info)
+
+
+def assemble(source: Source, tracing: Tracing) -> Draft:
+    """The service around a drafter."""
+    engine = DraftEngine(source.limits, source.drafter, DraftTracing(tracing))
+    return Draft(source.info, engine, StepLoop(engine, lambda step: source.drafter.execute(step.batch), "draft-model"))
+
+
+@asynccontextmanager
+async def serving(draft: Draft, host: str, port: int) -> AsyncIterator[tuple[Server, int]]:
+    """Listens and steps for as long as the block lasts; gives the server and its port."""
+    server = Server()
+    service = DraftService(draft.info, draft.engine, draft.loop.wake)
+    server.add(draft_pb2_grpc.add_DraftServiceServicer_to_server, service, "forerun.v1.DraftService")
+    bound = await server.start(host, port)
+    stepping = asyncio.create_task(draft.loop.run())
+    server.ready()
+    try:
+        yield server, bound
+    finally:
+        await server.stop(0)
+        stepping.cancel()
+        with suppress(asyncio.CancelledError):
+            await stepping

@@ -1,0 +1,79 @@
+"""Puts a target service together from its settings, and runs it. `python -m target_service` and tests both do it so."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from forerun.config import TargetConfig
+from forerun.rpc import Server
+from forerun.runtime.identity import service_info
+from forerun.runtime.kv_cache import KvCache
+from forerun.runtime.loading import load_runner
+from forerun.runtime.model_runner import ModelRunner
+from forerun.runtime.sampling import Draw, draw
+from forerun.runtime.step_loop import StepLoop
+from forerun.telemetry import Tracing
+from forerun.v1 import target_pb2_grpc, types_pb2
+from target_service.engine import Step, TargetEngine, TargetLimits
+from target_service.patience import Patience
+from target_service.scheduler import Scheduler
+from target_service.service import TargetService
+from target_service.tracing import TargetTrace
+
+
+class Executor:
+    """Runs planned steps on the model: one forward, then the draws. Lives on the worker thread."""
+
+    def __init__(self, runner: ModelRunner) -> None:
+        self._runner = runner
+
+    def __call__(self, step: Step) -> Sequence[Sequence[Draw]]:
+        logits = self._runner.forward([part.forward for part in step.parts])
+        requests = [part.draw for part in step.parts if part.draw is not None]
+        return draw(logits, requests) if requests else []
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A target that is ready to be served."""
+
+    info: types_pb2.ServiceInfo
+    engine: TargetEngine
+    loop: StepLoop[Step, Sequence[Sequence[Draw]]]
+
+
+def assemble(config: TargetConfig, folder: Path, tracing: Tracing, patience: Patience | None = None) -> Target:
+    """Loads the model, which takes a while. Raises ForerunErrors that say what is wrong with it."""
+    runner = load_runner(config, folder)
+    model = runner.model
+    context_length = min(model.context_length, runner.block_count * runner.block_size)
+    limits = TargetLimits(
+        model.vocabulary_size, context_length, tuple(sorted(model.end_token_ids)), config.max_sessions
+    )
+    scheduler = Scheduler(patience or Patience(config.max_patience_ms / 1000), config.max_batch_tokens)
+    cache = KvCache(runner.block_count, runner.block_size)
+    engine = TargetEngine(limits, cache, scheduler, TargetTrace(tracing))
+    info = service_info(config.model, model, folder, context_length, config.max_sessions)
+    return Target(info, engine, StepLoop(engine, Executor(runner), "target-model"))
+
+
+@asynccontextmanager
+async def serving(target: Target, host: str, port: int) -> AsyncIterator[tuple[Server, int]]:
+    """Listens and steps for as long as the block lasts; gives the server and its port."""
+    server = Server()
+    service = TargetService(target.info, target.engine, target.loop.wake)
+    server.add(target_pb2_grpc.add_TargetServiceServicer_to_server, service, "forerun.v1.TargetService")
+    bound = await server.start(host, port)
+    stepping = asyncio.create_task(target.loop.run())
+    server.ready()
+    try:
+        yield server, bound
+    finally:
+        await server.stop(0)
+        stepping.cancel()
+        with suppress(asyncio.CancelledError):
+            await stepping
