@@ -48,7 +48,9 @@ def context_length(config: PretrainedConfig) -> int:
     for rope in _rope_parameters(text_config):
         kind = rope.get("rope_type", rope.get("type"))
         if kind in LENGTH_DEPENDENT_ROPE:
-            longest = min(longest, rope.get("original_max_position_embeddings") or longest)
+            original = rope.get("original_max_position_embeddings")
+            original = original or getattr(text_config, "original_max_position_embeddings", None)
+            longest = min(longest, int(original or longest))
     return longest
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
@@ -94,7 +94,7 @@ def load_model(
         raise NotFound(f"{folder} holds no model: there is no config.json")
     try:
         config = AutoConfig.from_pretrained(folder)
-    except (ValueError, KeyError) as error:
+    except (ValueError, KeyError, OSError) as error:
         raise FailedPrecondition(f"{folder}/config.json cannot be read: {error}") from error
     check_config(config)
     module = _load_module(folder, dtype, embeddings_from, progress)
@@ -127,7 +127,7 @@ def _load_module(
                 output_loading_info=True,
             )
             module, report = loaded
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RuntimeError, SafetensorError) as error:
         raise FailedPrecondition(f"the model in {folder} cannot be loaded: {error}") from error
     embeddings = module.get_input_embeddings()
     head = module.get_output_embeddings()
@@ -142,8 +142,8 @@ def _load_module(
     if missing or report["mismatched_keys"]:
         wrong = sorted(missing) or sorted(map(str, report["mismatched_keys"]))
         raise FailedPrecondition(
-            f"the checkpoint in {folder} lacks {len(wrong)} weights that its config.json calls for, {wrong[0]} among "
-            "them; it is incomplete or of another model"
+            f"the checkpoint in {folder} lacks weights that its config.json calls for ({len(wrong)}, the first is "
+            f"{wrong[0]}); it is incomplete or of another model"
         )
     assert isinstance(module, PreTrainedModel)
     return module
@@ -193,16 +193,20 @@ def _end_token_ids(module: PreTrainedModel) -> frozenset[int]:
 
 @contextmanager
 def _reported_to(progress: Progress | None) -> Iterator[None]:
-    """Send the progress of transformers' loader to `progress`, and its bar nowhere."""
-    set_hook = getattr(transformers_logging, "set_tqdm_hook", None)
-    if set_hook is None:  # an older transformers draws its own bar
-        yield
-        return
-    previous = set_hook(lambda factory, args, kwargs: _Bar(progress or (lambda done, total: None), *args, **kwargs))
+    """Send the progress of transformers' loader to `progress`, its bar nowhere, and let it complain of errors only.
+
+    It would warn at length of weights that are missing, which is either a draft's embeddings or our own error to raise.
+    """
+    verbosity = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity(transformers_logging.ERROR)
+    previous = transformers_logging.set_tqdm_hook(
+        lambda factory, args, kwargs: _Bar(progress or (lambda done, total: None), *args, **kwargs)
+    )
     try:
         yield
     finally:
-        set_hook(previous)
+        transformers_logging.set_tqdm_hook(previous)
+        transformers_logging.set_verbosity(verbosity)
 
 
 class _Bar:

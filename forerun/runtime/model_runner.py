@@ -105,24 +105,24 @@ class ModelRunner:
     def _plan(self, slices: Sequence[ForwardSlice]) -> PagedBatch:
         sequences = []
         new_slots: list[int] = []
+        size = self.block_size
         for part in slices:
             end = part.start + len(part.token_ids)
             sequences.append(
-                PagedSequence(len(new_slots), len(part.token_ids), part.start, self._slots(part.block_table, 0, end))
+                PagedSequence(len(new_slots), len(part.token_ids), part.start, self._slots(part.block_table, end))
             )
-            size = self.block_size
             new_slots += [part.block_table[at // size] * size + at % size for at in range(part.start, end)]
         return PagedBatch(tuple(sequences), self._run_or_ids(new_slots))
 
-    def _slots(self, block_table: tuple[int, ...], start: int, end: int) -> slice | torch.Tensor:
-        """Where the tokens start .. end lie in the pools."""
+    def _slots(self, block_table: tuple[int, ...], length: int) -> slice | torch.Tensor:
+        """Where the first `length` tokens of a sequence lie in the pools: a slice, or ids [length]."""
         size = self.block_size
-        blocks = block_table[: -(-end // size)]
+        blocks = block_table[: -(-length // size)]
         if blocks == tuple(range(blocks[0], blocks[0] + len(blocks))):
-            return slice(blocks[0] * size + start, blocks[0] * size + end)
-        # [blocks, 1] + [block_size] -> [end]
+            return slice(blocks[0] * size, blocks[0] * size + length)
+        # [blocks, 1] + [block_size] -> [length]
         first = torch.tensor(blocks, device=self.model.device)[:, None] * size
-        return (first + torch.arange(size, device=self.model.device)).flatten()[start:end]
+        return (first + torch.arange(size, device=self.model.device)).flatten()[:length]
 
     def _run_or_ids(self, slots: list[int]) -> slice | torch.Tensor:
         if slots == list(range(slots[0], slots[0] + len(slots))):

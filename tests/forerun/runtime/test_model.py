@@ -80,9 +80,8 @@ def test_end_tokens_come_from_the_generation_settings_too(target: Path) -> None:
 def test_progress_is_reported_up_to_the_last_weight(target: Path, capfd: pytest.CaptureFixture[str]) -> None:
     seen: list[tuple[int, int]] = []
     load_model(target, progress=lambda done, total: seen.append((done, total)))
-    if seen:  # transformers before 5.24 may not tell
-        assert seen[-1][0] == seen[-1][1] == len(seen)
-        assert capfd.readouterr().err == ""
+    assert seen[-1][0] == seen[-1][1] == len(seen)
+    assert capfd.readouterr().err == ""
 
 
 @pytest.mark.parametrize("sharded", [False, True])
@@ -94,6 +93,14 @@ def test_a_draft_without_embeddings_takes_those_of_its_target(target: Path, bare
     assert torch.equal(module.get_input_embeddings().weight, expected)
     assert module.get_output_embeddings().weight is module.get_input_embeddings().weight
     assert not module.get_input_embeddings().weight.requires_grad
+
+
+def test_borrowed_embeddings_are_no_reason_to_warn(
+    target: Path, bare_draft: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    capfd.readouterr()
+    load_model(bare_draft, embeddings_from=target)
+    assert capfd.readouterr() == ("", "")
 
 
 def test_a_draft_with_embeddings_keeps_its_own(target: Path, tmp_path: Path) -> None:
@@ -122,7 +129,19 @@ def test_a_target_without_the_tensor_is_named(bare_draft: Path, tmp_path: Path) 
 
 def test_missing_weights_are_not_made_up(target: Path) -> None:
     drop(target, "model.layers.1.mlp.up_proj.weight")
-    with pytest.raises(FailedPrecondition, match=r"lacks 1 weights.*layers\.1\.mlp\.up_proj\.weight"):
+    with pytest.raises(FailedPrecondition, match=r"\(1, the first is model\.layers\.1\.mlp\.up_proj\.weight"):
+        load_model(target)
+
+
+def test_a_damaged_checkpoint_is_refused(target: Path) -> None:
+    (target / "model.safetensors").write_bytes(b"not a checkpoint")
+    with pytest.raises(FailedPrecondition, match="cannot be loaded"):
+        load_model(target)
+
+
+def test_weights_of_another_size_are_refused(target: Path) -> None:
+    edit_config(target, intermediate_size=96)
+    with pytest.raises(FailedPrecondition, match="target"):
         load_model(target)
 
 
