@@ -9,6 +9,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import re
+from datetime import datetime
 from typing import Any
 
 from rich.console import Console
@@ -68,6 +70,7 @@ def add_parser(commands: Any) -> None:
 
 
 _GATEWAY = config.GatewayConfig()
+_LOG_LINE = re.compile(r"(?P<time>\d{4}-\S+Z) (?P<level>[A-Z]+) +(?P<service>\w+) +(?P<event>.*)")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -112,7 +115,8 @@ class Screen:
                 self._console.out(line, highlight=False)
                 continue
             prefix = Text(f"{service:<7} │ ", style=COLOURS.get(service, "bold"))
-            self._console.print(prefix.append(_without_name(service, line), "default"), soft_wrap=True)
+            shown = _shown(service, line, short=self._console.is_terminal)
+            self._console.print(prefix.append(shown, "default"), soft_wrap=True)
 
     def progress(self, waiting: str) -> None:
         """Shows what is still awaited."""
@@ -126,12 +130,19 @@ class Screen:
         self.log("forerun", f'try: forerun generate "Why is the sky blue?" --rounds{option}')
 
 
-def _without_name(service: str, line: str) -> str:
-    """A log line `time level service event...` without the service, which stands in front of it already."""
-    parts = line.split(maxsplit=3)
-    if len(parts) == 4 and parts[2] == service:
-        return f"{parts[0]} {parts[1]:<7} {parts[3]}"
-    return line
+def _shown(service: str, line: str, short: bool) -> str:
+    """A log line `time level service event...` without the service, which stands in front of it already.
+
+    For people at a terminal, `short` gives the local time of day, and the level only if there is something to worry.
+    """
+    match = _LOG_LINE.fullmatch(line)
+    if match is None or match["service"] != service:
+        return line
+    time, level, event = match["time"], match["level"], match["event"]
+    if not short:
+        return f"{time} {level:<7} {event}"
+    local = datetime.fromisoformat(time).astimezone().strftime("%H:%M:%S")
+    return f"{local} {event}" if level == "INFO" else f"{local} {level} {event}"
 
 
 def _positive(text: str) -> int:

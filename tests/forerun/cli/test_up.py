@@ -73,6 +73,18 @@ def test_a_bad_setting_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     )
 
 
+def test_a_terminal_gets_the_time_of_day_and_no_level_unless_it_matters() -> None:
+    buffer = io.StringIO()
+    screen = up.Screen(Console(file=buffer, width=100, force_terminal=True, color_system=None))
+    screen.log("target", "2026-01-01T00:00:07.123Z INFO    target  listening address=127.0.0.1:1")
+    screen.log("target", "2026-01-01T00:00:07.123Z WARNING target  replica_lost")
+    screen.log("target", "loading the target model")
+    first, second, third = buffer.getvalue().splitlines()
+    assert re.fullmatch(r"target  │ \d\d:\d\d:07 listening address=127.0.0.1:1", first)
+    assert second.endswith(":07 WARNING replica_lost")
+    assert third == "target  │ loading the target model"
+
+
 def test_log_lines_carry_their_service_once_and_json_stays_json() -> None:
     buffer = io.StringIO()
     screen = up.Screen(Console(file=buffer, width=40))
