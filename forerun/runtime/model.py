@@ -7,6 +7,7 @@ cannot be served is refused here, at start-up, with the reason. Nothing is downl
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -198,7 +199,7 @@ def _reported_to(progress: Progress | None) -> Iterator[None]:
     It would warn at length of weights that are missing, which is either a draft's embeddings or our own error to raise.
     """
     verbosity = transformers_logging.get_verbosity()
-    transformers_logging.set_verbosity(transformers_logging.ERROR)
+    transformers_logging.set_verbosity(logging.ERROR)
     previous = transformers_logging.set_tqdm_hook(
         lambda factory, args, kwargs: _Bar(progress or (lambda done, total: None), *args, **kwargs)
     )
