@@ -163,6 +163,12 @@ class Link(ABC, Generic[RequestT, ResponseT]):
             writer.add_done_callback(lambda _: call.cancel())  # without a writer there is nothing to read
             try:
                 await self._read(call)
+            except asyncio.CancelledError:
+                if _cancelled():
+                    raise
+                if writer.done():
+                    writer.result()
+                raise grpc.RpcError("the stream was given up") from None  # the call was cancelled, not this task
             finally:
                 writer.cancel()
                 call.cancel()
@@ -234,6 +240,12 @@ class Link(ABC, Generic[RequestT, ResponseT]):
 
 
 _REFUSED = grpc.StatusCode.FAILED_PRECONDITION
+
+
+def _cancelled() -> bool:
+    """Whether the running task is to stop."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def _reason(error: Exception) -> str:

@@ -1,0 +1,52 @@
+"""What the fault tests have in common: the usual request, the services' usual settings, and bringing one back."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+from forerun.v1 import gateway_pb2
+from tests.processes import Fleet, Service, eventually
+
+CONTEXT_LENGTH = 2048
+DRAFT_NOISE = 0.02  # about two candidates of four are accepted
+SEED = 20261129
+LENGTH = 500  # tokens of the usual answer: seconds, so that a fault falls into it
+QUICK = {"reconnect_min_s": 0.05, "reconnect_max_s": 0.3, "draft_timeout_s": 0.5}
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoints:
+    """Folders of tiny models."""
+
+    target: Path
+    draft: Path
+
+
+def add_target(fleet: Fleet, checkpoints: Checkpoints, **settings: object) -> Service:
+    return fleet.add("target_service", **{"model": checkpoints.target, "grace_s": 5, **settings})
+
+
+def add_draft(fleet: Fleet, checkpoints: Checkpoints, **settings: object) -> Service:
+    return fleet.add("draft_service", **{"model": checkpoints.draft, "target": checkpoints.target, **settings})
+
+
+def healed(service: Service) -> Service:
+    """The service, serving, whatever the last test did to it."""
+    if service.pid and service.exited(0):
+        service.wait_exit(0)
+    if not service.pid:
+        service.start(wait=False)
+    service.send(signal.SIGCONT)
+    service.wait_serving()
+    eventually(lambda: service.stats().open_streams == 0, 10, f"{service.module} is free of the last test's gateways")
+    return service
+
+
+def request(
+    max_tokens: int = LENGTH, text: str = "The draft runs ahead", **more: object
+) -> gateway_pb2.GenerateRequest:
+    """The usual request: sampled, so that no text repeats itself, with a fixed seed."""
+    settings = {"temperature": 0.8, "seed": SEED, "ignore_eos": True, "include_rounds": True} | more
+    return gateway_pb2.GenerateRequest(text=text, max_tokens=max_tokens, **settings)  # type: ignore[arg-type]
