@@ -26,7 +26,7 @@ from forerun.cli import rounds
 from forerun.cli.child import guarded
 from forerun.cli.client import Answer, ask, responses
 from forerun.cli.failure import FAILED, Failure
-from forerun.cli.services import pull
+from forerun.cli.services import pulled
 from forerun.otlp_sink import OtlpSink, ReceivedSpan
 from forerun.v1 import gateway_pb2
 
@@ -210,7 +210,7 @@ def main() -> int:
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
     try:
         if not options:  # `up` would pull as well, but its progress goes to the log
-            pull(config.TargetConfig().model, config.resolve(config.CacheConfig, {}))
+            pulled(config.TargetConfig().model, config.resolve(config.CacheConfig, {}))
         log = Path(tempfile.mkdtemp(prefix="forerun-demo-")) / "services.log"
         return asyncio.run(demo(console, log, options))
     except (Failure, config.ConfigError) as failure:

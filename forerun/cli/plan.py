@@ -28,6 +28,7 @@ _ONLY_WITH_SERVICE = ("FORERUN_MODEL", "FORERUN_PORT", "FORERUN_TARGET", "FORERU
 class Plan:
     """The settings of the three services; no draft means plain decoding."""
 
+    cache: config.CacheConfig
     target: config.TargetConfig
     draft: config.DraftConfig | None
     gateway: config.GatewayConfig
@@ -42,12 +43,13 @@ class Plan:
     def specs(self) -> list[Spec]:
         """The processes, in the order in which they are drained."""
         services: dict[str, Settings | None] = {"gateway": self.gateway, "target": self.target, "draft": self.draft}
-        return [_spec(name, settings) for name, settings in services.items() if settings is not None]
+        return [_spec(name, settings, self.cache) for name, settings in services.items() if settings is not None]
 
 
 def make_plan(flags: Mapping[str, Any], environment: Mapping[str, str], cpu_count: int) -> Plan:
     """Flags over variables over defaults; what one service's setting means for the others follows from it."""
     environment = {key: value for key, value in environment.items() if key not in _ONLY_WITH_SERVICE}
+    cache = config.resolve(config.CacheConfig, flags, environment)
     target = config.resolve(config.TargetConfig, _flags_of(flags, "target"), environment, "target")
     draft = config.resolve(config.DraftConfig, _flags_of(flags, "draft"), environment, "draft")
     gateway = config.resolve(config.GatewayConfig, _flags_of(flags, "gateway"), environment, "gateway")
@@ -63,7 +65,7 @@ def make_plan(flags: Mapping[str, Any], environment: Mapping[str, str], cpu_coun
         run_ahead = gateway.window > gateway.draft_length
         shares = share_threads(flags.get("threads") or cpu_count, draft.model, run_ahead)
         target, draft = replace(target, threads=shares[0]), replace(draft, threads=shares[1])
-    return Plan(target, draft if with_draft else None, gateway)
+    return Plan(cache, target, draft if with_draft else None, gateway)
 
 
 def share_threads(total: int, draft_model: str, run_ahead: bool) -> tuple[int, int]:
@@ -120,10 +122,10 @@ def _flags_of(flags: Mapping[str, Any], service: str) -> dict[str, Any]:
     return given
 
 
-def _spec(name: str, settings: Settings) -> Spec:
+def _spec(name: str, settings: Settings, cache: config.CacheConfig) -> Spec:
     return Spec(
         name=name,
-        command=tuple(service_command(name, settings)),
+        command=tuple(service_command(name, settings, cache)),
         address=address(settings),
         required=name != "draft",
         grace_s=settings.grace_s,

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import argparse
 import os
-import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 from forerun import config
 from forerun.cli.failure import Failure
+from forerun.errors import NotFound
+from forerun.model_folder import model_folder
 
 _ABOUT = {
     "target": "Runs the target service: the large model, which verifies candidates and writes every token.",
@@ -21,7 +23,7 @@ _ABOUT = {
 }
 _EPILOG = """\
 Every setting can also come from a variable: FORERUN_{upper}_MODEL for this service, FORERUN_MODEL for any.
-Models lie in FORERUN_CACHE [~/.cache/forerun]. Spans go where OTEL_EXPORTER_OTLP_ENDPOINT says [nowhere].
+Spans go where OTEL_EXPORTER_OTLP_ENDPOINT says [nowhere].
 example: forerun {name} {example}
 """
 _EXAMPLES = {
@@ -51,35 +53,41 @@ def add_parsers(commands: Any) -> None:
             epilog=_EPILOG.format(name=name, upper=name.upper(), example=_EXAMPLES[name]),
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        config.add_flags(parser.add_argument_group("settings, with their [defaults]"), kind)
+        group = parser.add_argument_group("settings, with their [defaults]")
+        config.add_flags(group, kind)
+        config.add_flags(group, config.CacheConfig)
         parser.set_defaults(run=run_service)
 
 
-def service_command(name: str, settings: Any) -> list[str]:
+def service_command(name: str, settings: Any, cache: config.CacheConfig) -> list[str]:
     """The command that runs a service with exactly these settings."""
     module = "gateway" if name == "gateway" else f"{name}_service"
-    return [sys.executable, "-m", module, *config.flags_for(settings)]
+    return [sys.executable, "-m", module, *config.flags_for(settings), *config.flags_for(cache)]
 
 
 def run_pull(arguments: argparse.Namespace) -> int:
-    """Prints the model's folder."""
-    print(pull(arguments.model, config.resolve(config.CacheConfig, vars(arguments))))
+    """Becomes the puller, which prints the model's folder."""
+    cache = config.resolve(config.CacheConfig, vars(arguments))
+    become([sys.executable, "-m", "forerun.runtime.pull", arguments.model, "--cache", str(cache.folder)])
     return 0
 
 
-def pull(model: str, cache: config.CacheConfig) -> str:
-    """The model's folder, fetched if it is not there; progress goes to stderr."""
-    command = [sys.executable, "-m", "forerun.runtime.pull", model, "--cache", str(cache.folder)]
-    done = subprocess.run(command, check=False, stdout=subprocess.PIPE, text=True)
-    lines = done.stdout.splitlines()
-    if done.returncode or not lines:
-        raise Failure(f"{model} cannot be used; what is wrong is said above")
-    return lines[-1]
-
-
 def run_service(arguments: argparse.Namespace) -> int:
-    """Becomes the service, with the settings given; its own defaults and variables fill the rest."""
-    kind = config.SERVICES[arguments.command]
-    resolved: Any = config.resolve(kind, vars(arguments), prefix=arguments.command)
-    command = service_command(arguments.command, resolved)
+    """Becomes the service, with the settings given; variables and defaults fill the rest."""
+    flags = vars(arguments)
+    settings: Any = config.resolve(config.SERVICES[arguments.command], flags, prefix=arguments.command)
+    become(service_command(arguments.command, settings, config.resolve(config.CacheConfig, flags)))
+    return 0
+
+
+def become(command: list[str]) -> None:
+    """Replaces this process."""
     os.execv(command[0], command)
+
+
+def pulled(model: str, cache: config.CacheConfig) -> Path:
+    """The model's folder, fetched if it is not there; progress goes to stderr."""
+    try:
+        return model_folder(model, cache.folder)
+    except NotFound as error:
+        raise Failure(error.message) from None

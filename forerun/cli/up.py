@@ -19,7 +19,7 @@ from rich.text import Text
 
 from forerun import config
 from forerun.cli.plan import EMBEDDED_DRAFT, Plan, address, cores, make_plan
-from forerun.cli.services import pull
+from forerun.cli.services import pulled
 from forerun.cli.supervisor import Pace, Supervisor
 from forerun.logs import COLOURS
 
@@ -75,11 +75,9 @@ _LOG_LINE = re.compile(r"(?P<time>\d{4}-\S+Z) (?P<level>[A-Z]+) +(?P<service>\w+
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs the services until a signal; 0 after a clean stop."""
-    cache = config.resolve(config.CacheConfig, vars(arguments))
     plan = make_plan(vars(arguments), os.environ, cores())
-    os.environ["FORERUN_CACHE"] = str(cache.folder)
     for model in plan.models:
-        pull(model, cache)
+        pulled(model, plan.cache)
     return asyncio.run(_serve(plan, Screen(), Pace(start_s=arguments.start_timeout)))
 
 

@@ -47,13 +47,20 @@ def test_a_service_command_becomes_the_service_with_all_its_settings(
     assert became[0][became[0].index("--host") + 1] == "::1"
 
 
-def test_pull_prints_the_folder_and_passes_failure_on(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_pull_prints_the_folder_or_why_not(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "model.safetensors").write_bytes(b"")
-    assert main(["pull", str(tmp_path)]) == 0
-    assert capfd.readouterr().out == f"{tmp_path}\n"
-    assert main(["pull", str(tmp_path / "missing")]) == 1
-    assert "cannot be used" in capfd.readouterr().err
+    pull = [sys.executable, "-m", "forerun", "pull"]
+    assert subprocess.check_output([*pull, tmp_path], text=True) == f"{tmp_path}\n"
+    failed = subprocess.run([*pull, tmp_path / "missing"], capture_output=True, text=True, check=False)
+    assert (failed.returncode, failed.stdout) == (1, "")
+    assert "missing holds no config.json" in failed.stderr
+
+
+def test_up_says_which_model_cannot_be_had(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    ports = ["--port", "0", "--target-port", "0", "--draft-port", "0"]
+    assert main(["up", "--target", str(tmp_path / "missing"), *ports]) == 1
+    assert "forerun up: the model" in capfd.readouterr().err
 
 
 def test_the_command_line_loads_no_model_code() -> None:

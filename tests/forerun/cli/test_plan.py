@@ -75,9 +75,10 @@ def test_a_command_carries_all_settings() -> None:
         assert spec.command[1:3] == ("-m", kind)
         parser = argparse.ArgumentParser()
         config.add_flags(parser, config.SERVICES[name])
-        assert config.resolve(config.SERVICES[name], vars(parser.parse_args(spec.command[3:])), {}) == getattr(
-            made, name
-        )
+        config.add_flags(parser, config.CacheConfig)
+        flags = vars(parser.parse_args(spec.command[3:]))
+        assert config.resolve(config.SERVICES[name], flags, {}) == getattr(made, name)
+        assert config.resolve(config.CacheConfig, flags, {}) == made.cache
 
 
 def test_a_port_in_use_is_refused_with_the_flag_to_change_it() -> None:

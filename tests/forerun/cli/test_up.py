@@ -20,17 +20,17 @@ FREE = ["--port", "0", "--target-port", "0", "--draft-port", "0"]
 
 
 @pytest.fixture
-def pulled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
+def models(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     """Models that would have been pulled; the services are fakes that stop as soon as all are ready."""
-    models: list[str] = []
+    pulled: list[str] = []
 
-    def command(name: str, settings: plan.Settings) -> list[str]:
+    def command(name: str, settings: plan.Settings, cache: CacheConfig) -> list[str]:
         mode = "dies" if getattr(settings, "model", "") == "broken" and name == "target" else "well"
         return [sys.executable, str(SERVICE), name, str(settings.port), mode]
 
-    def pull(model: str, cache: CacheConfig) -> str:
-        models.append(model)
-        return str(cache.folder / model)
+    def pull(model: str, cache: CacheConfig) -> Path:
+        pulled.append(model)
+        return cache.folder / model
 
     def ready(screen: up.Screen, gateway: str) -> None:
         announce(screen, gateway)
@@ -38,16 +38,16 @@ def pulled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
 
     announce = up.Screen.ready
     monkeypatch.setattr(plan, "service_command", command)
-    monkeypatch.setattr(up, "pull", pull)
+    monkeypatch.setattr(up, "pulled", pull)
     monkeypatch.setattr(up.Screen, "ready", ready)
     monkeypatch.setenv("FORERUN_CACHE", str(tmp_path))
-    return models
+    return pulled
 
 
-def test_up_pulls_starts_announces_and_stops_cleanly(pulled: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_up_pulls_starts_announces_and_stops_cleanly(models: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["up", *FREE, "--threads", "3"]) == 0
     out, err = capsys.readouterr()
-    assert pulled == ["smollm2-135m"]
+    assert models == ["smollm2-135m"]
     address = re.fullmatch(r"ready: gateway on (\S+)\n", out)
     assert address is not None
     assert "draft smollm2-135m-draft; CPU threads: target 3, draft 3 (they take turns)" in err
@@ -57,7 +57,7 @@ def test_up_pulls_starts_announces_and_stops_cleanly(pulled: list[str], capsys: 
 
 
 def test_a_failed_start_names_the_service_and_shows_its_last_words(
-    pulled: list[str], capsys: pytest.CaptureFixture[str]
+    models: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["up", *FREE, "--target", "broken"]) == 1
     out, err = capsys.readouterr()
