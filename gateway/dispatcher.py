@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TypeVar
 
 from forerun.config import GatewayConfig
 from forerun.errors import Overloaded, Unavailable
@@ -22,6 +23,8 @@ logger = logging.getLogger(__name__)
 
 SWEEP_EVERY_S = 0.1
 MAX_SILENCE_DOUBLINGS = 6
+
+LinkT = TypeVar("LinkT", bound=Link[Any, Any])
 
 
 class Dispatcher:
@@ -108,7 +111,7 @@ class Dispatcher:
                 link.mark(session)
 
     def _place_target(self, session: Session) -> bool:
-        link = min((link for link in self.targets if link.has_room), key=lambda link: len(link.sessions), default=None)
+        link = _best(self.targets)
         if link is None:
             return False
         self._waiting.pop(session.session_id, None)
@@ -120,7 +123,7 @@ class Dispatcher:
         side = session.draft
         if side.attached or side.hopeless or session.draft_length == 0 or now < side.retry_at:
             return
-        link = min((link for link in self.drafts if link.has_room), key=lambda link: len(link.sessions), default=None)
+        link = _best(self.drafts)
         if link is not None:
             link.attach(session)
             self.on_change(session)
@@ -179,10 +182,14 @@ class Dispatcher:
             self._check_draft(link, now)
 
     def _check_silence(self, session: Session, now: float) -> None:
+        if not session.awaits_verdict:
+            session.last_verdict_at = now  # silence counts from when the target has leave to speak
+            return
         patience = self._config.verdict_timeout_s * 2 ** min(session.silences, MAX_SILENCE_DOUBLINGS)
-        if session.awaits_verdict and now - session.last_verdict_at > patience:
+        if now - session.last_verdict_at > patience:
             session.silences += 1
             for link in self.targets:
+                link.silent |= session.session_id in link.sessions
                 link.release(session)
             self._waiting[session.session_id] = now
             self._place_target(session)
@@ -194,3 +201,10 @@ class Dispatcher:
             if due and owed is not None and now - owed > self._config.draft_timeout_s:
                 link.break_off(f"silent for {now - owed:.1f} s while candidates were due")
                 return
+
+
+def _best(links: Sequence[LinkT]) -> LinkT | None:
+    """The least loaded link with room; one that was silent when it was due comes last."""
+    return min(
+        (link for link in links if link.has_room), key=lambda link: (link.silent, len(link.sessions)), default=None
+    )

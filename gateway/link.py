@@ -73,6 +73,7 @@ class Link(ABC, Generic[RequestT, ResponseT]):
         self.info: types_pb2.ServiceInfo | None = None
         self.sessions: dict[int, Session] = {}
         self.attempts = 0
+        self.silent = False  # a session on it waited in vain, and nothing has come from it since
         self._broken_off = ""
         self._hello = hello
         self._config = config
@@ -176,6 +177,7 @@ class Link(ABC, Generic[RequestT, ResponseT]):
     async def _read(self, call: Any) -> None:
         while (response := await call.read()) is not grpc.aio.EOF:  # type: ignore[attr-defined]
             now = time.monotonic()
+            self.silent = False
             for entry in response.entries:
                 session = self.sessions.get(entry.session_id)
                 if session is None:

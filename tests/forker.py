@@ -15,15 +15,21 @@ import signal
 import sys
 from typing import Any
 
-import transformers.models.llama.modeling_llama
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 import draft_service.assembly
 import gateway.service
 import target_service.assembly
 from forerun import telemetry
 
-PRELOADED = (AutoModelForCausalLM, draft_service.assembly, gateway.service, target_service.assembly, telemetry)
+PRELOADED = (
+    AutoModelForCausalLM,
+    LlamaForCausalLM,
+    draft_service.assembly,
+    gateway.service,
+    target_service.assembly,
+    telemetry,
+)
 PR_SET_PDEATHSIG = 1
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.models import make_tiny_draft, make_tiny_model
 from tests.faults.usual import (
     CONTEXT_LENGTH,
     DRAFT_NOISE,
@@ -18,6 +17,7 @@ from tests.faults.usual import (
     healed,
     request,
 )
+from tests.models import make_tiny_draft, make_tiny_model
 from tests.processes import Answer, Fleet, Forker, Service
 
 

@@ -4,18 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tests.faults.usual import SEED, request
+from tests.faults.usual import assert_in_mid_stream, request
 from tests.processes import Answer, Service, eventually
 
 FAULT_AT = 60  # tokens the client has when the fault comes
 Add = Callable[..., Service]
-
-
-def assert_in_mid_stream(gateway: Service, *holders: Service) -> None:
-    """The request still runs, at the gateway and at whoever holds a session of it."""
-    assert gateway.status().running_requests == 1, f"the fault came too late (seed {SEED})"
-    for holder in holders:
-        assert holder.stats().open_sessions == 1, f"{holder.module} has no session (seed {SEED})"
 
 
 def speculated_length(answer: Answer) -> int:

@@ -50,3 +50,10 @@ def request(
     """The usual request: sampled, so that no text repeats itself, with a fixed seed."""
     settings = {"temperature": 0.8, "seed": SEED, "ignore_eos": True, "include_rounds": True} | more
     return gateway_pb2.GenerateRequest(text=text, max_tokens=max_tokens, **settings)  # type: ignore[arg-type]
+
+
+def assert_in_mid_stream(gateway: Service, *holders: Service) -> None:
+    """The request still runs, at the gateway and at whoever holds a session of it."""
+    assert gateway.status().running_requests == 1, f"the fault came too late (seed {SEED})"
+    for holder in holders:
+        assert holder.stats().open_sessions == 1, f"{holder.module} has no session (seed {SEED})"
