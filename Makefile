@@ -35,7 +35,7 @@ proto: $(VENV)/.dev ## generate forerun/v1 from protos/
 	$(BIN)/python -m grpc_tools.protoc -I protos --python_out=. --pyi_out=. --grpc_python_out=. $(PROTOS)
 
 bench: $(VENV)/.dev ## measure; prints tables
-	@for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python "$$file" || exit 1; done
+	@for file in $(wildcard benchmarks/*.py); do echo "== $$file"; $(BIN)/python "$$file" || exit 1; done
 
 clean: ## remove caches and build outputs; `rm -rf .venv` removes the environment
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
