@@ -30,7 +30,7 @@ from forerun.cli.services import pulled
 from forerun.otlp_sink import OtlpSink, ReceivedSpan
 from forerun.v1 import gateway_pb2
 
-PROMPT = "Explain step by step how a rainbow forms, then list its colours in order."
+PROMPT = "Why is the sky blue?"
 MAX_TOKENS = 96
 SHOWN_ROUNDS = 12
 SHOWN_SPANS = 8
