@@ -16,6 +16,8 @@ from forerun.cli.failure import FAILED, USAGE, Failure
 from forerun.v1 import gateway_pb2, gateway_pb2_grpc, types_pb2
 
 _OPTIONS = (("grpc.enable_http_proxy", 0), ("grpc.max_receive_message_length", -1))
+# How gRPC's own UNAVAILABLE begins when nothing was reached; a gateway's begins otherwise.
+_NOBODY_THERE = ("failed to connect", "errors resolving", "DNS resolution failed")
 _REFUSED = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.NOT_FOUND)
 
 
@@ -85,11 +87,11 @@ def explained(error: grpc.RpcError, address: str) -> Failure:
     if code in _REFUSED:
         return Failure(f"the gateway refused the request: {details}", USAGE)
     match code:
-        case grpc.StatusCode.UNAVAILABLE if "onnect" in details or not details:
+        case grpc.StatusCode.UNAVAILABLE if details.startswith(_NOBODY_THERE):
             advice = "start the services with `forerun up`, or name another gateway with --address"
             return Failure(f"no gateway answers at {address}; {advice}")
         case grpc.StatusCode.UNAVAILABLE:
-            return Failure(f"the gateway cannot answer now: {details}; see that a target runs, then try again")
+            return Failure(f"no answer now: {details}; see that gateway and target run, then try again")
         case grpc.StatusCode.RESOURCE_EXHAUSTED:
             return Failure(f"the gateway is full: {details}; try again{_retry_delay(error)}")
         case grpc.StatusCode.DEADLINE_EXCEEDED:

@@ -137,7 +137,7 @@ def refuse(fake: FakeGateway, code: grpc.StatusCode, details: str, after: str = 
     ("code", "details", "exit_code", "said"),
     [
         (grpc.StatusCode.INVALID_ARGUMENT, "top_p: is 7", 2, "refused the request: top_p: is 7"),
-        (grpc.StatusCode.UNAVAILABLE, "no target for 30 s", 1, "cannot answer now: no target for 30 s"),
+        (grpc.StatusCode.UNAVAILABLE, "no target for 30 s", 1, "no answer now: no target for 30 s"),
         (grpc.StatusCode.DEADLINE_EXCEEDED, "late", 1, "raise --timeout"),
         (grpc.StatusCode.UNIMPLEMENTED, "", 1, "is not a forerun gateway"),
         (grpc.StatusCode.INTERNAL, "oops", 1, "the gateway failed: INTERNAL: oops"),
@@ -187,6 +187,12 @@ def test_no_gateway_says_how_to_start_one(capsys: pytest.CaptureFixture[str]) ->
         address = f"127.0.0.1:{unused.getsockname()[1]}"
         assert main(["generate", "hello", "--address", address]) == 1
     assert f"no gateway answers at {address}; start the services with `forerun up`" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("address", ["no such host", "http://127.0.0.1:50060"])
+def test_an_address_that_is_none_is_named(capsys: pytest.CaptureFixture[str], address: str) -> None:
+    assert main(["generate", "hello", "--address", address]) == 1
+    assert f"no gateway answers at {address}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
