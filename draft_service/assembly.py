@@ -88,12 +88,13 @@ async def serving(draft: Draft, host: str, port: int) -> AsyncIterator[tuple[Ser
     service = DraftService(draft.info, draft.engine, draft.loop.wake)
     server.add(draft_pb2_grpc.add_DraftServiceServicer_to_server, service, "forerun.v1.DraftService")
     bound = await server.start(host, port)
-    stepping = asyncio.create_task(draft.loop.run())
-    server.ready()
-    try:
-        yield server, bound
-    finally:
-        await server.stop(0)
-        stepping.cancel()
+    async with asyncio.TaskGroup() as tasks:  # a bug in the loop ends the service, which can be restarted
+        stepping = tasks.create_task(draft.loop.run())
+        server.ready()
+        try:
+            yield server, bound
+        finally:
+            await server.stop(0)
+            stepping.cancel()
         with suppress(asyncio.CancelledError):
             await stepping

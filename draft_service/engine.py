@@ -15,7 +15,13 @@ from draft_service.drafters.drafter import Drafter, Proposal, Want
 from draft_service.session import DraftSession, DraftStream, Gap, Run
 from forerun.config import MAX_WINDOW
 from forerun.errors import InvalidArgument
-from forerun.runtime.admission import check_session, check_token_ids, checked_sampling
+from forerun.runtime.admission import (
+    check_epoch,
+    check_round_index,
+    check_session,
+    check_token_ids,
+    checked_sampling,
+)
 from forerun.runtime.sequence import Sequence as TokenSequence
 from forerun.runtime.session_table import SessionTable, Standing
 from forerun.v1 import draft_pb2, types_pb2
@@ -122,6 +128,8 @@ class DraftEngine:
         message, limits = entry.open, self.limits
         prompt, output = list(message.prompt_token_ids), list(message.output_token_ids)
         check_session(prompt, output, message.draft_length, limits.vocabulary_size)
+        check_epoch("refuted_epoch", message.refuted_epoch)
+        check_round_index(message.round_index)
         params = checked_sampling(message.sampling, limits.vocabulary_size)
         length_limit = len(prompt) + params.max_tokens
         ends = frozenset(params.stop_token_ids) | (
@@ -157,6 +165,8 @@ class DraftEngine:
     ) -> None:
         token_ids = list(commit.token_ids)
         check_token_ids("token_ids", token_ids, self.limits.vocabulary_size)
+        check_epoch("refuted_epoch", refuted_epoch)
+        check_round_index(commit.round_index)
         try:
             truncated = session.commit(commit.start_position, token_ids, refuted_epoch)
         except Gap:

@@ -23,6 +23,8 @@ from typing import Any, TypeVar
 PROTOCOL_VERSION = 1
 MAX_DRAFT_LENGTH = 64
 MAX_WINDOW = 1024
+MAX_EPOCH = 1 << 62  # far beyond use, and room on the wire for those that count on from it
+MAX_ROUND_INDEX = 1 << 31
 
 
 class ConfigError(ValueError):

@@ -27,6 +27,7 @@ class DraftSide:
         "hopeless",
         "open_due",
         "owed_since",
+        "reopens",
         "retry_at",
     )
 
@@ -36,6 +37,7 @@ class DraftSide:
         self.open_due = False
         self.hopeless = False  # no draft will take this session
         self.retry_at = 0.0  # monotonic seconds; no draft is tried before
+        self.reopens = 0  # in a row, for want of the session, without a candidate between them
         self.owed_since: float | None = None  # since when candidates are due; monotonic seconds
         self._told_length = 0
         self._told_refuted_epoch = 0

@@ -21,7 +21,7 @@ from forerun.v1 import gateway_pb2, target_pb2, types_pb2
 from gateway.dispatcher import Dispatcher
 from gateway.output import Delta, Output, OutputToken
 from gateway.request import Prepared
-from gateway.round import Round
+from gateway.round import Round, SpeculationTally
 from gateway.session import Session
 from gateway.tokenizer import Tokenizer
 
@@ -59,6 +59,7 @@ class Generation:
             tokenizer, prepared.stops, include_stop=prepared.include_stop, min_tokens=prepared.params.min_tokens
         )
         self._released = len(prepared.resume_token_ids)
+        self._tally = SpeculationTally()
         self._finish_reason = types_pb2.FINISH_REASON_UNSPECIFIED
         self._stop = ""
         self.session = Session(
@@ -118,7 +119,7 @@ class Generation:
     @property
     def usage(self) -> span_attributes.Attributes:
         """What came out, for the request's span."""
-        tally = self.session.tally
+        tally = self._tally
         return span_attributes.usage_attributes(
             input_tokens=self.session.prompt_length,
             output_tokens=self._released,
@@ -157,8 +158,12 @@ class Generation:
         while self._queue and not self._finish_reason:
             finished, verdict = self._queue.popleft()
             self._first_token_at = self._first_token_at or time.monotonic()
-            rounds.append(finished)
             deltas += self._push(verdict)
+            if self._stop:
+                released = self._released + sum(len(delta.tokens) for delta in deltas)
+                finished = finished.cut(self.session.prompt_length + released - verdict.start_position)
+            self._tally.add(finished)
+            rounds.append(finished)
         if self._finish_reason:
             self._queue.clear()  # a stop string cut before what follows
         return self._chunk(deltas, rounds)
@@ -234,7 +239,7 @@ class Generation:
         )
 
     def _finished(self) -> gateway_pb2.Finished:
-        tally = self.session.tally
+        tally = self._tally
         return gateway_pb2.Finished(
             finish_reason=self._finish_reason,
             stop=self._stop,

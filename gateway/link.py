@@ -36,6 +36,7 @@ from gateway.target_side import TargetSide
 logger = logging.getLogger(__name__)
 
 INFO_TIMEOUT_S = 5.0
+MAX_CLOSING = 4096  # answers owed about sessions that are not here; a replica that causes more is confused
 
 RequestT = TypeVar("RequestT")
 ResponseT = TypeVar("ResponseT")
@@ -181,8 +182,7 @@ class Link(ABC, Generic[RequestT, ResponseT]):
             for entry in response.entries:
                 session = self.sessions.get(entry.session_id)
                 if session is None:
-                    self._closing.append(self.closing(entry))
-                    self._output.set()
+                    self._refuse(entry)
                 elif entry.attachment == self.side(session).attachment:
                     self.dispatch(session, entry, now)
         code = await call.code()
@@ -191,6 +191,12 @@ class Link(ABC, Generic[RequestT, ResponseT]):
             if code is _REFUSED
             else grpc.RpcError(f"the stream ended: {code.name} {await call.details()}")
         )
+
+    def _refuse(self, entry: Any) -> None:
+        if len(self._closing) >= MAX_CLOSING:
+            raise grpc.RpcError("it talks of sessions that nobody has, faster than it can be told")
+        self._closing.append(self.closing(entry))
+        self._output.set()
 
     async def _write(self, call: Any) -> None:
         while True:
@@ -326,7 +332,7 @@ class DraftLink(Link[draft_pb2.SpeculateRequest, draft_pb2.SpeculateResponse]):
         if kind == "candidates":
             session.on_candidates(entry.candidates)
         elif kind in ("need_open", "unknown_session"):
-            session.on_draft_lost()
+            session.on_draft_lost(now)
         elif kind == "detached":
             session.on_detached(entry.detached, now)
         if not session.draft.attached:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,10 +23,21 @@ class Round:
     draft_ns: int
     batch_size: int
 
+    def cut(self, length: int) -> Round:
+        """The round with only its first `length` committed tokens: a stop string was complete with the last of them."""
+        if length >= len(self.committed_token_ids):
+            return self
+        return replace(
+            self,
+            committed_token_ids=self.committed_token_ids[:length],
+            accepted_count=min(self.accepted_count, length),
+            refuted=False,  # that was beyond the end
+        )
+
 
 @dataclass(slots=True)
 class SpeculationTally:
-    """Sums over the rounds of one session."""
+    """Sums over the rounds of one request, as far as its client was told of them."""
 
     rounds: int = 0
     drafted: int = 0

@@ -13,16 +13,18 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from forerun.candidates import CandidateBuffer
-from forerun.config import MAX_WINDOW
+from forerun.config import MAX_EPOCH, MAX_WINDOW
 from forerun.errors import ForerunError, Internal, InvalidArgument, Overloaded
 from forerun.sampling_params import SamplingParams
 from forerun.v1 import draft_pb2, target_pb2, types_pb2
 from gateway.draft_side import DraftSide
-from gateway.round import Round, SpeculationTally
+from gateway.round import Round
 from gateway.target_side import TargetSide
 
 INVALID_ARGUMENT, RESOURCE_EXHAUSTED = 3, 8  # google.rpc.Code
 DRAFT_RETRY_S = 2.0  # before a session that a draft let go of is offered to one again
+MAX_DRAFT_REOPENS = 16  # in a row without a candidate, before that counts as letting go
+MAX_DRAFT_NS = 3_600_000_000_000  # what a draft may claim to have taken; it is shown, nothing follows from it
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +73,6 @@ class Session:
         self.candidates = CandidateBuffer(MAX_WINDOW)
         self.target = TargetSide()
         self.draft = DraftSide()
-        self.tally = SpeculationTally()
         self.next_round = 0
         self.finish_reason = types_pb2.FINISH_REASON_UNSPECIFIED
         self.closed = False
@@ -139,7 +140,6 @@ class Session:
         self.token_ids.extend(verdict.token_ids)
         self.finish_reason = verdict.finish_reason
         self.next_round = verdict.round_index + 1
-        self.tally.add(finished)
         self._listener.on_round(self, finished, verdict)
 
     def _round(self, verdict: target_pb2.Verdict) -> Round:
@@ -184,23 +184,33 @@ class Session:
     def on_candidates(self, candidates: draft_pb2.Candidates) -> bool:
         """Takes candidates of the current attachment; False if they were stale. Nonsense detaches the draft."""
         token_ids = list(candidates.token_ids)
-        if token_ids and max(token_ids) >= self.vocabulary_size:
+        if (token_ids and max(token_ids) >= self.vocabulary_size) or candidates.epoch > MAX_EPOCH:
             self.draft.detach()
             self.draft.hopeless = True
             return False
-        self._draft_ns += candidates.draft_ns
+        self.draft.reopens = 0
+        self._draft_ns = min(self._draft_ns + candidates.draft_ns, MAX_DRAFT_NS)
         return self.candidates.offer(
             candidates.epoch, candidates.start_position, token_ids, candidates.exhausted, self.token_ids
         )
 
-    def on_draft_lost(self) -> None:
-        """The draft forgot the session, or missed a commit: it is opened again."""
-        if not self.finished:
+    def on_draft_lost(self, now: float) -> None:
+        """The draft forgot the session, or missed a commit: it is opened again, unless it does nothing but that."""
+        if self.finished:
+            return
+        self.draft.reopens += 1
+        if self.draft.reopens < MAX_DRAFT_REOPENS:
             self.draft.attach()
+        else:
+            self._let_go(now)
 
     def on_detached(self, detached: draft_pb2.Detached, now: float) -> None:
         """The draft let go of the session."""
-        self.draft.detach()
-        self.draft.retry_at = now + DRAFT_RETRY_S
+        self._let_go(now)
         lasting = (draft_pb2.DETACH_REASON_CONTEXT_LENGTH, draft_pb2.DETACH_REASON_INVALID)
         self.draft.hopeless = detached.reason in lasting
+
+    def _let_go(self, now: float) -> None:
+        self.draft.detach()
+        self.draft.reopens = 0
+        self.draft.retry_at = now + DRAFT_RETRY_S

@@ -68,12 +68,13 @@ async def serving(target: Target, host: str, port: int) -> AsyncIterator[tuple[S
     service = TargetService(target.info, target.engine, target.loop.wake)
     server.add(target_pb2_grpc.add_TargetServiceServicer_to_server, service, "forerun.v1.TargetService")
     bound = await server.start(host, port)
-    stepping = asyncio.create_task(target.loop.run())
-    server.ready()
-    try:
-        yield server, bound
-    finally:
-        await server.stop(0)
-        stepping.cancel()
+    async with asyncio.TaskGroup() as tasks:  # a bug in the loop ends the service, which can be restarted
+        stepping = tasks.create_task(target.loop.run())
+        server.ready()
+        try:
+            yield server, bound
+        finally:
+            await server.stop(0)
+            stepping.cancel()
         with suppress(asyncio.CancelledError):
             await stepping

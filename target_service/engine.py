@@ -14,7 +14,13 @@ from dataclasses import dataclass
 from forerun.candidates import CandidateBuffer
 from forerun.config import MAX_WINDOW
 from forerun.errors import InvalidArgument
-from forerun.runtime.admission import check_session, check_token_ids, checked_sampling
+from forerun.runtime.admission import (
+    check_epoch,
+    check_round_index,
+    check_session,
+    check_token_ids,
+    checked_sampling,
+)
 from forerun.runtime.kv_cache import KvCache
 from forerun.runtime.model_runner import ForwardSlice
 from forerun.runtime.sampling import Draw, DrawRequest
@@ -117,6 +123,7 @@ class TargetEngine:
         message, limits = entry.open, self.limits
         prompt, output = list(message.prompt_token_ids), list(message.output_token_ids)
         check_session(prompt, output, message.draft_length, limits.vocabulary_size)
+        check_round_index(message.round_index)
         params = checked_sampling(message.sampling, limits.vocabulary_size)
         length_limit = min(len(prompt) + params.max_tokens, limits.context_length)
         if len(prompt) + len(output) >= length_limit:
@@ -149,6 +156,7 @@ class TargetEngine:
     def _offer(self, session: TargetSession, offer: target_pb2.OfferCandidates) -> None:
         token_ids = list(offer.token_ids)
         check_token_ids("token_ids", token_ids, self.limits.vocabulary_size)
+        check_epoch("epoch", offer.epoch)
         taken = session.candidates.offer(
             offer.epoch, offer.start_position, token_ids, offer.exhausted, session.sequence.token_ids
         )

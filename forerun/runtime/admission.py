@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from forerun.config import MAX_DRAFT_LENGTH
+from forerun.config import MAX_DRAFT_LENGTH, MAX_EPOCH, MAX_ROUND_INDEX
 from forerun.errors import InvalidArgument
 from forerun.sampling_params import SamplingParams, from_proto
 from forerun.v1 import types_pb2
@@ -24,6 +24,18 @@ def check_session(prompt: Sequence[int], output: Sequence[int], draft_length: in
     check_token_ids("output_token_ids", output, vocabulary_size)
     if draft_length > MAX_DRAFT_LENGTH:
         raise InvalidArgument("draft_length", f"is {draft_length}, at most {MAX_DRAFT_LENGTH}")
+
+
+def check_epoch(field: str, epoch: int) -> None:
+    """Raises InvalidArgument if there is no room to count on from an epoch."""
+    if epoch > MAX_EPOCH:
+        raise InvalidArgument(field, f"is {epoch}, at most {MAX_EPOCH}")
+
+
+def check_round_index(index: int) -> None:
+    """Raises InvalidArgument if there is no room to count on from a round."""
+    if index > MAX_ROUND_INDEX:
+        raise InvalidArgument("round_index", f"is {index}, at most {MAX_ROUND_INDEX}")
 
 
 def checked_sampling(message: types_pb2.SamplingParams, vocabulary_size: int) -> SamplingParams:

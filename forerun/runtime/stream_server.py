@@ -70,11 +70,11 @@ class StreamServer:
                     yield respond(entries[start : start + MAX_ENTRIES])
             reader.result()
         finally:
-            reader.cancel()
-            with suppress(asyncio.CancelledError, grpc.RpcError):
-                await reader
             self._engine.sessions.disconnect(stream)
             self._wake()
+            reader.cancel()
+            with suppress(asyncio.CancelledError, Exception):  # what the reader raised was raised above
+                await reader
             event(logger, "gateway_disconnected", gateway=hello.gateway_id)
 
     async def _greet(self, requests: AsyncIterator[Any]) -> types_pb2.Hello:
