@@ -25,6 +25,7 @@ from forerun.telemetry import Tracing
 from forerun.v1 import draft_pb2_grpc, types_pb2
 
 NGRAM = "ngram"
+SHIPPED = Path(__file__).parent / "models"  # drafts that come with forerun, by name
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,9 @@ def _ngram(config: DraftConfig) -> Source:
 
 
 def _model(config: DraftConfig, cache: Path) -> Source:
-    folder, target = model_folder(config.model, cache), model_folder(config.target, cache)
+    shipped = SHIPPED / config.model
+    folder = shipped if (shipped / "config.json").is_file() else model_folder(config.model, cache)
+    target = model_folder(config.target, cache)
     runner = load_runner(config, folder, embeddings_from=target)
     model = runner.model
     context_length = min(model.context_length, runner.block_count * runner.block_size)
