@@ -90,6 +90,7 @@ async def serving(draft: Draft, host: str, port: int) -> AsyncIterator[tuple[Ser
     server = Server()
     service = DraftService(draft.info, draft.engine, draft.loop.wake)
     server.add(draft_pb2_grpc.add_DraftServiceServicer_to_server, service, "forerun.v1.DraftService")
+    server.at_stop(service.drain)
     bound = await server.start(host, port)
     async with asyncio.TaskGroup() as tasks:  # a bug in the loop ends the service, which can be restarted
         stepping = tasks.create_task(draft.loop.run())

@@ -19,6 +19,10 @@ class DraftService(draft_pb2_grpc.DraftServiceServicer):
         self._engine = engine
         self._streams = StreamServer(engine, wake)
 
+    def drain(self) -> None:
+        """Ends each stream as soon as it has no sessions."""
+        self._streams.drain()
+
     async def GetInfo(self, request: Any, context: Any) -> draft_pb2.DraftServiceGetInfoResponse:
         return draft_pb2.DraftServiceGetInfoResponse(info=self._info)
 

@@ -69,6 +69,7 @@ class Server:
     def __init__(self) -> None:
         self.raw = grpc.aio.server(options=_SERVER_OPTIONS)
         self.health = health.Health()
+        self._at_stop: list[Callable[[], None]] = []
         self._names = [health.SERVICE_NAME, reflection.SERVICE_NAME]
         health_pb2_grpc.add_HealthServicer_to_server(self.health, self.raw)
 
@@ -77,6 +78,10 @@ class Server:
         add_to_server(translated(servicer), self.raw)
         self._names.append(service_name)
         self.health.add(service_name)
+
+    def at_stop(self, act: Callable[[], None]) -> None:
+        """Has `act` called when the server begins to stop, so that streams without end find theirs."""
+        self._at_stop.append(act)
 
     async def start(self, host: str, port: int) -> int:
         """Listens, not yet ready, and returns the port. Raises FailedPrecondition if it cannot."""
@@ -96,6 +101,8 @@ class Server:
     async def stop(self, grace_s: float | None = None) -> None:
         """Refuses new calls at once and ends open ones after `grace_s`."""
         self.health.finish()
+        for act in self._at_stop:
+            act()
         await self.raw.stop(grace_s)
 
     async def serve_until_signal(self, grace_s: float, drain: Callable[[], Awaitable[None]] | None = None) -> None:

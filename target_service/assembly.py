@@ -67,6 +67,7 @@ async def serving(target: Target, host: str, port: int) -> AsyncIterator[tuple[S
     server = Server()
     service = TargetService(target.info, target.engine, target.loop.wake)
     server.add(target_pb2_grpc.add_TargetServiceServicer_to_server, service, "forerun.v1.TargetService")
+    server.at_stop(service.drain)
     bound = await server.start(host, port)
     async with asyncio.TaskGroup() as tasks:  # a bug in the loop ends the service, which can be restarted
         stepping = tasks.create_task(target.loop.run())

@@ -19,6 +19,10 @@ class TargetService(target_pb2_grpc.TargetServiceServicer):
         self._engine = engine
         self._streams = StreamServer(engine, wake)
 
+    def drain(self) -> None:
+        """Ends each stream as soon as it has no sessions."""
+        self._streams.drain()
+
     async def GetInfo(self, request: Any, context: Any) -> target_pb2.TargetServiceGetInfoResponse:
         return target_pb2.TargetServiceGetInfoResponse(info=self._info)
 

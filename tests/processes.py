@@ -14,8 +14,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -63,12 +62,10 @@ def free_port() -> int:
         return port
 
 
-@contextmanager
-def connected(address: str, **options: int) -> Iterator[grpc.Channel]:
-    """A channel of its own, with `options` as gRPC's own names, dots as double underscores."""
+def dial(address: str, **options: int) -> grpc.Channel:
+    """A channel that shares its connection with no other; `options` are gRPC's own, with `__` for dots."""
     own = tuple((name.replace("__", "."), value) for name, value in options.items())
-    with grpc.insecure_channel(address, options=(*_CHANNEL_OPTIONS, *own)) as channel:
-        yield channel
+    return grpc.insecure_channel(address, options=(*_CHANNEL_OPTIONS, *own))
 
 
 class Forker:
@@ -126,7 +123,7 @@ class Service:
     def wait_serving(self) -> Self:
         """Returns once the health service says SERVING; fails with the log if the process ended instead."""
         deadline = time.monotonic() + START_S
-        with connected(self.address) as channel:
+        with dial(self.address) as channel:
             stub = health_pb2_grpc.HealthStub(channel)
             while not self._serves(stub):
                 assert not self.exited(0), f"{self.module} ended:\n{self.log[-4000:]}"
@@ -136,7 +133,7 @@ class Service:
 
     def health(self) -> int:
         """What the health service says; UNKNOWN if nobody answers."""
-        with connected(self.address) as channel:
+        with dial(self.address) as channel:
             try:
                 return int(health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=2).status)
             except grpc.RpcError:
@@ -188,7 +185,7 @@ class Service:
 
     def stats(self) -> types_pb2.ServiceStats:
         """A model service's counters."""
-        with connected(self.address) as channel:
+        with dial(self.address) as channel:
             if self.module == "target_service":
                 request = target_pb2.TargetServiceGetStatsRequest()
                 stats: types_pb2.ServiceStats = (
@@ -201,7 +198,7 @@ class Service:
 
     def status(self) -> gateway_pb2.GetStatusResponse:
         """A gateway's view of itself and of the services behind it."""
-        with connected(self.address) as channel:
+        with dial(self.address) as channel:
             request = gateway_pb2.GetStatusRequest()
             response: gateway_pb2.GetStatusResponse = gateway_pb2_grpc.GatewayServiceStub(channel).GetStatus(
                 request, timeout=10, wait_for_ready=True
@@ -242,10 +239,10 @@ class Fleet:
 class Answer:
     """One Generate call, read no faster than the test asks. Tokens are counted as the client has them."""
 
-    def __init__(self, address: str, request: gateway_pb2.GenerateRequest, **options: int) -> None:
-        self._channel = connected(address, **options)
-        self._call = gateway_pb2_grpc.GatewayServiceStub(self._channel.__enter__()).Generate(
-            request, timeout=90, wait_for_ready=True
+    def __init__(self, address: str, request: gateway_pb2.GenerateRequest, wait: bool = True, **options: int) -> None:
+        self._channel = dial(address, **options)
+        self._call = gateway_pb2_grpc.GatewayServiceStub(self._channel).Generate(
+            request, timeout=90, wait_for_ready=wait
         )
         self.token_ids: list[int] = list(request.resume_token_ids)
         self.text = ""
@@ -282,9 +279,12 @@ class Answer:
         """Hangs up."""
         self._call.cancel()
 
+    def close(self) -> None:
+        """Closes the connection, whatever is under way. Safe to repeat."""
+        self._channel.close()
+
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._call.cancel()
-        self._channel.__exit__(None, None, None)
+        self.close()

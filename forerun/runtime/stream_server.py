@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import grpc
 
 from forerun.config import PROTOCOL_VERSION
-from forerun.errors import FailedPrecondition, InvalidArgument
+from forerun.errors import FailedPrecondition, InvalidArgument, Unavailable
 from forerun.logs import event
 from forerun.runtime.session_table import SessionTable
 from forerun.runtime.stream import Stream
@@ -44,19 +44,29 @@ class StreamServer:
     def __init__(self, engine: Engine, wake: Callable[[], None]) -> None:
         self._engine = engine
         self._wake = wake
+        self._outputs: set[asyncio.Event] = set()
+        self._draining = False
+
+    def drain(self) -> None:
+        """Ends each stream as soon as it has no sessions: at once, or with the last of them."""
+        self._draining = True
+        for output in self._outputs:
+            output.set()
 
     async def serve(
         self, requests: AsyncIterator[Any], context: Any, respond: Callable[[list[Any]], Any]
     ) -> AsyncGenerator[Any, None]:
         """One stream, from Hello to its end; `respond` makes a message of entries.
 
-        Raises InvalidArgument without a valid Hello, FailedPrecondition for another protocol version.
+        Raises InvalidArgument without a valid Hello, FailedPrecondition for another protocol version, Unavailable
+        once there is nothing to do and the service is stopping.
         """
         hello = await self._greet(requests)
         output = asyncio.Event()
         stream: Stream[Any, Any] = Stream(hello.gateway_id, output.set)
         self._engine.sessions.connect(stream)
         event(logger, "gateway_connected", gateway=hello.gateway_id)
+        self._outputs.add(output)
         reader = asyncio.create_task(self._read(requests, stream))
         reader.add_done_callback(lambda _: output.set())
         try:
@@ -68,8 +78,11 @@ class StreamServer:
                 entries = stream.take()
                 for start in range(0, len(entries), MAX_ENTRIES):
                     yield respond(entries[start : start + MAX_ENTRIES])
+                if self._draining and not stream.sessions:
+                    raise Unavailable("the service is stopping")
             reader.result()
         finally:
+            self._outputs.discard(output)
             self._engine.sessions.disconnect(stream)
             self._wake()
             reader.cancel()
@@ -105,3 +118,5 @@ class StreamServer:
             for entry in request.entries:
                 self._engine.handle(stream, entry, now)
             self._wake()
+            if self._draining:
+                self.drain()  # an entry may have closed the last session
