@@ -8,6 +8,7 @@ It holds no tensors and draws nothing itself; `forerun.runtime.sampling` does.
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -19,6 +20,7 @@ MAX_TOP_K = 1 << 20
 MAX_SEED = (1 << 64) - 1
 MAX_LOGIT_BIAS = 1024
 MAX_STOP_TOKEN_IDS = 256
+MIN_REPETITION_PENALTY = struct.unpack("f", struct.pack("f", 0.01))[0]  # as it arrives over the wire: a little less
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,7 @@ class SamplingParams:
         _in_range("seed", self.seed, 0, MAX_SEED)
         _in_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _in_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        _in_range("repetition_penalty", self.repetition_penalty, 0.01, 100.0)
+        _in_range("repetition_penalty", self.repetition_penalty, MIN_REPETITION_PENALTY, 100.0)
         if len(self.logit_bias) > MAX_LOGIT_BIAS:
             raise InvalidArgument("logit_bias", f"has {len(self.logit_bias)} entries, at most {MAX_LOGIT_BIAS}")
         for token_id, bias in self.logit_bias.items():
@@ -81,7 +83,11 @@ def _in_range(name: str, value: float, low: float, high: float) -> None:
     if not math.isfinite(value):
         raise InvalidArgument(name, "must be a finite number")
     if not low <= value <= high:
-        raise InvalidArgument(name, f"is {value:g}, must be from {low:g} to {high:g}")
+        raise InvalidArgument(name, f"is {_shown(value)}, must be from {_shown(low)} to {_shown(high)}")
+
+
+def _shown(value: float) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def to_proto(params: SamplingParams) -> types_pb2.SamplingParams:

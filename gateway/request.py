@@ -100,13 +100,18 @@ def prepare(
 
 
 def _prompt(request: gateway_pb2.GenerateRequest, tokenizer: Tokenizer) -> tuple[str, list[int]]:
+    """The prompt's token ids, and the name of the field that they come from."""
     kind = request.WhichOneof("prompt")
     if kind == "tokens":
         return "tokens.ids", list(request.tokens.ids)
-    if kind == "text":
-        return "text", tokenizer.encode_text(request.text, request.parse_special_tokens)
-    messages = [ChatMessage(message.role, message.content) for message in request.chat.messages]
-    return "chat.messages", tokenizer.encode_chat(messages, request.parse_special_tokens)
+    field = "text" if kind == "text" else "chat.messages"
+    try:
+        if kind == "text":
+            return field, tokenizer.encode_text(request.text, request.parse_special_tokens)
+        messages = [ChatMessage(message.role, message.content) for message in request.chat.messages]
+        return field, tokenizer.encode_chat(messages, request.parse_special_tokens)
+    except InvalidArgument as error:  # the tokenizer has its own words for what it was given
+        raise InvalidArgument(field, error.problem) from error
 
 
 def _params(request: gateway_pb2.GenerateRequest, max_tokens: int, seed: int) -> SamplingParams:
