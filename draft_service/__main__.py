@@ -10,7 +10,7 @@ from pathlib import Path
 
 from draft_service.assembly import assemble, load, serving
 from forerun import logs, telemetry
-from forerun.config import CacheConfig, ConfigError, DraftConfig, add_flags, resolve
+from forerun.config import CacheConfig, ConfigError, DraftConfig, add_config_flag, add_flags, resolve
 from forerun.errors import ForerunError
 from forerun.logs import event
 
@@ -33,6 +33,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="forerun draft", description=__doc__)
     add_flags(parser, DraftConfig)
     add_flags(parser, CacheConfig)
+    add_config_flag(parser)
     flags = vars(parser.parse_args(arguments))
     logs.setup("draft")
     try:

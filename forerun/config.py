@@ -1,9 +1,9 @@
 """Every setting of the three services: one frozen dataclass each, one place for each default.
 
-A value comes from a command-line flag, else from a `FORERUN_*` variable, else from the default written here.
-A variable may name its service (`FORERUN_TARGET_DEVICE`) or not (`FORERUN_DEVICE`, for all that have the setting).
-Nothing changes a config after start-up; what follows from one is a property. A value or a `FORERUN_*` name that no
-service knows stops the start with ConfigError, since a setting that is silently ignored costs more than a restart.
+A value comes from a command-line flag, else from a `FORERUN_*` variable, else from a settings file that was named, else
+from the default written here. A variable may name its service (`FORERUN_TARGET_DEVICE`) or not (`FORERUN_DEVICE`, for
+all that have the setting). Nothing changes a config after start-up; what follows from one is a property. A value or a
+name that no service knows stops the start with ConfigError: a setting that is silently ignored costs more than that.
 """
 
 from __future__ import annotations
@@ -11,39 +11,22 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import difflib
-import math
 import os
-import types
 import typing
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
+
+from forerun import settings_file
+from forerun.setting import ConfigError as ConfigError
+from forerun.setting import check, default_of, from_text, from_toml, setting
 
 PROTOCOL_VERSION = 1
 MAX_DRAFT_LENGTH = 64
 MAX_WINDOW = 1024
 MAX_EPOCH = 1 << 62  # far beyond use, and room on the wire for those that count on from it
 MAX_ROUND_INDEX = 1 << 31
-
-
-class ConfigError(ValueError):
-    """A setting is unknown, malformed or out of range; the message names it."""
-
-
-def setting(
-    default: Any,
-    help: str,
-    *,
-    low: float | None = None,
-    high: float | None = None,
-    choices: tuple[str, ...] | None = None,
-) -> Any:
-    """A dataclass field with the text that `--help` shows and the bounds that are checked at start-up."""
-    metadata = {"help": help, "low": low, "high": high, "choices": choices}
-    if isinstance(default, list):
-        return field(default_factory=lambda: tuple(default), metadata=metadata)
-    return field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +45,14 @@ class ClientConfig:
     """Whom the command line talks to."""
 
     address: str = setting("127.0.0.1:50060", "the gateway, host:port")
+
+
+@dataclass(frozen=True, slots=True)
+class UpConfig:
+    """How `forerun up` starts the three services on one machine."""
+
+    threads: int = setting(0, "CPU threads to share out to target and draft; 0 takes all cores", low=0)
+    start_timeout: float = setting(600.0, "seconds after which services that are not ready are given up", low=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,16 +130,37 @@ class GatewayConfig:
 
 SERVICES: Mapping[str, type[Any]] = {"target": TargetConfig, "draft": DraftConfig, "gateway": GatewayConfig}
 
-_LOG_VARIABLES = {"FORERUN_LOG_FORMAT", "FORERUN_LOG_LEVEL"}  # `forerun.logs` reads these two itself
+# The tables of a settings file, the nameless one for what stands above them.
+TABLES: Mapping[str, tuple[type[Any], ...]] = {
+    settings_file.NO_TABLE: (CacheConfig, ClientConfig),
+    **{name: (kind,) for name, kind in SERVICES.items()},
+    "up": (UpConfig,),
+}
 
-ConfigT = TypeVar("ConfigT", CacheConfig, ClientConfig, TargetConfig, DraftConfig, GatewayConfig)
+# `forerun.logs` reads the first two itself.
+_OTHER_VARIABLES = {"FORERUN_LOG_FORMAT", "FORERUN_LOG_LEVEL", settings_file.VARIABLE}
+
+ConfigT = TypeVar("ConfigT", CacheConfig, ClientConfig, UpConfig, TargetConfig, DraftConfig, GatewayConfig)
+
+
+class Found(NamedTuple):
+    """A setting's value, and where it came from: a flag, a variable, a place in a file, or nothing if by default."""
+
+    value: Any
+    origin: str
+
+
+def add_config_flag(parser: argparse._ActionsContainer) -> None:
+    """Adds the flag that names the settings file."""
+    help = f"settings file, TOML; see `forerun config` [{settings_file.VARIABLE}, else none]"
+    parser.add_argument("--config", metavar="FILE", help=help)
 
 
 def add_flags(parser: argparse._ActionsContainer, config: type[Any]) -> None:
     """Adds a flag for every setting of `config`; its default is left to `resolve`."""
     hints = typing.get_type_hints(config)
     for item in dataclasses.fields(config):
-        default = _default(item)
+        default = default_of(item)
         shown = ",".join(default) if isinstance(default, tuple) else default
         parser.add_argument(
             f"--{item.name.replace('_', '-')}",
@@ -161,20 +173,34 @@ def add_flags(parser: argparse._ActionsContainer, config: type[Any]) -> None:
 def resolve(
     config: type[ConfigT], flags: Mapping[str, Any], environment: Mapping[str, str] | None = None, prefix: str = ""
 ) -> ConfigT:
-    """Flag over variable over default, checked. `prefix` narrows variables: FORERUN_TARGET_PORT before FORERUN_PORT.
+    """Flag over variable over file over default, checked. `prefix`: FORERUN_TARGET_PORT goes before FORERUN_PORT.
 
     Raises ConfigError naming the setting and where its value came from.
     """
+    return config(**{name: found.value for name, found in look_up(config, flags, environment, prefix).items()})
+
+
+def look_up(
+    config: type[Any], flags: Mapping[str, Any], environment: Mapping[str, str] | None = None, prefix: str = ""
+) -> dict[str, Found]:
+    """Every setting of `config` by name: what `resolve` puts together, and where it is from."""
     environment = os.environ if environment is None else environment
     _refuse_unknown(environment)
-    values: dict[str, Any] = {}
+    file = settings_file.load(flags, environment, {table: _names(kinds) for table, kinds in TABLES.items()})
+    (table,) = (name for name, kinds in TABLES.items() if config in kinds)
     hints = typing.get_type_hints(config)
+    found = {}
     for item in dataclasses.fields(config):
-        text, origin = _lookup(item.name, flags, environment, prefix)
+        text, origin = _text(item.name, flags, environment, prefix)
         if text is not None:
-            values[item.name] = _parse(text, hints[item.name], origin)
-        _check(values.get(item.name, _default(item)), item, origin)
-    return config(**values)
+            found[item.name] = Found(from_text(text, hints[item.name], origin), origin)
+        elif item.name in file.tables.get(table, {}):
+            origin = file.origin(table, item.name)
+            found[item.name] = Found(from_toml(file.tables[table][item.name], hints[item.name], origin), origin)
+        else:
+            found[item.name] = Found(default_of(item), "")
+        check(found[item.name].value, item, origin)
+    return found
 
 
 def variable(name: str, prefix: str = "") -> str:
@@ -198,10 +224,13 @@ def _metavar(kind: Any, item: dataclasses.Field[Any]) -> str:
     return {int: "N", float: "X", str: "TEXT"}.get(kind, "A,B")
 
 
+def _names(kinds: tuple[type[Any], ...]) -> set[str]:
+    return {item.name for kind in kinds for item in dataclasses.fields(kind)}
+
+
 def _refuse_unknown(environment: Mapping[str, str]) -> None:
-    configs: list[type[Any]] = [CacheConfig, ClientConfig, *SERVICES.values()]
-    names = {item.name for config in configs for item in dataclasses.fields(config)}
-    known = {variable(name, prefix) for name in names for prefix in ("", *SERVICES)} | _LOG_VARIABLES
+    names = set().union(*map(_names, TABLES.values()))
+    known = {variable(name, prefix) for name in names for prefix in ("", *SERVICES, "up")} | _OTHER_VARIABLES
     for key in environment:
         if key.startswith("FORERUN_") and key not in known:
             close = difflib.get_close_matches(key, known, n=1)
@@ -209,43 +238,11 @@ def _refuse_unknown(environment: Mapping[str, str]) -> None:
             raise ConfigError(f"{key}: no setting has this variable{hint}")
 
 
-def _lookup(name: str, flags: Mapping[str, Any], environment: Mapping[str, str], prefix: str) -> tuple[str | None, str]:
+def _text(name: str, flags: Mapping[str, Any], environment: Mapping[str, str], prefix: str) -> tuple[str | None, str]:
+    """What a flag or a variable says, and which."""
     if flags.get(name) is not None:
         return str(flags[name]), f"--{name.replace('_', '-')}"
     for key in (variable(name, prefix), variable(name)) if prefix else (variable(name),):
         if key in environment:
             return environment[key], key
     return None, name
-
-
-def _parse(text: str, kind: Any, origin: str) -> Any:
-    try:
-        if kind is int:
-            return int(text)
-        if kind is float:
-            return float(text)
-    except ValueError:
-        wanted = "a whole number" if kind is int else "a number"
-        raise ConfigError(f"{origin}: {text!r} is not {wanted}") from None
-    if isinstance(kind, types.GenericAlias):
-        return tuple(part.strip() for part in text.split(",") if part.strip())
-    return text
-
-
-def _check(value: Any, item: dataclasses.Field[Any], origin: str) -> None:
-    low, high, choices = (item.metadata[key] for key in ("low", "high", "choices"))
-    if isinstance(value, float) and not math.isfinite(value):
-        raise ConfigError(f"{origin}: {value} is not a finite number")
-    if low is not None and not value >= low:
-        raise ConfigError(f"{origin}: {value} is too small, at least {low:g}")
-    if high is not None and value > high:
-        raise ConfigError(f"{origin}: {value} is too large, at most {high:g}")
-    if choices is not None and value not in choices:
-        raise ConfigError(f"{origin}: {value!r} is not one of {', '.join(choices)}")
-
-
-def _default(item: dataclasses.Field[Any]) -> Any:
-    if item.default is not dataclasses.MISSING:
-        return item.default
-    assert item.default_factory is not dataclasses.MISSING
-    return item.default_factory()

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from forerun import logs, telemetry
-from forerun.config import CacheConfig, ConfigError, GatewayConfig, add_flags, resolve
+from forerun.config import CacheConfig, ConfigError, GatewayConfig, add_config_flag, add_flags, resolve
 from forerun.errors import ForerunError
 from forerun.logs import event
 from forerun.model_folder import model_folder
@@ -43,6 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="forerun gateway", description=__doc__)
     add_flags(parser, GatewayConfig)
     add_flags(parser, CacheConfig)
+    add_config_flag(parser)
     flags = vars(parser.parse_args(arguments))
     logs.setup("gateway")
     try:

@@ -54,6 +54,7 @@ def add_parser(commands: Any) -> None:
 
 def _add_call_flags(group: argparse._ArgumentGroup) -> None:
     config.add_flags(group, config.ClientConfig)
+    config.add_config_flag(group)
     group.add_argument("--timeout", type=float, metavar="SECONDS", help="give up after so long [never]")
     group.add_argument("--system", metavar="TEXT", help="a system turn before the prompt")
     group.add_argument("--raw", action="store_true", help="continue the prompt as it stands, without chat template")

@@ -32,6 +32,7 @@ class Plan:
     target: config.TargetConfig
     draft: config.DraftConfig | None
     gateway: config.GatewayConfig
+    start_timeout_s: float
 
     @property
     def models(self) -> list[str]:
@@ -47,13 +48,15 @@ class Plan:
 
 
 def make_plan(flags: Mapping[str, Any], environment: Mapping[str, str], cpu_count: int) -> Plan:
-    """Flags over variables over defaults; what one service's setting means for the others follows from it."""
+    """Flags over variables over file over defaults; what one service's setting means for the others follows from it."""
     environment = {key: value for key, value in environment.items() if key not in _ONLY_WITH_SERVICE}
     cache = config.resolve(config.CacheConfig, flags, environment)
     target = config.resolve(config.TargetConfig, _flags_of(flags, "target"), environment, "target")
     draft = config.resolve(config.DraftConfig, _flags_of(flags, "draft"), environment, "draft")
     gateway = config.resolve(config.GatewayConfig, _flags_of(flags, "gateway"), environment, "gateway")
-    if flags.get("draft") is None and "FORERUN_DRAFT_MODEL" not in environment and target.model != EMBEDDED_TARGET:
+    up = config.resolve(config.UpConfig, flags, environment, "up")
+    named = config.look_up(config.DraftConfig, _flags_of(flags, "draft"), environment, "draft")["model"].origin
+    if not named and target.model != EMBEDDED_TARGET:
         draft = replace(draft, model="ngram")  # the embedded draft speaks the embedded target's vocabulary only
     with free_ports() as free:
         target = replace(target, port=free(target.port, "target"))
@@ -63,9 +66,9 @@ def make_plan(flags: Mapping[str, Any], environment: Mapping[str, str], cpu_coun
     gateway = replace(gateway, targets=(address(target),), drafts=(address(draft),) if with_draft else ())
     if not target.threads and not draft.threads:
         run_ahead = gateway.window > gateway.draft_length
-        shares = share_threads(flags.get("threads") or cpu_count, draft.model, run_ahead)
+        shares = share_threads(up.threads or cpu_count, draft.model, run_ahead)
         target, draft = replace(target, threads=shares[0]), replace(draft, threads=shares[1])
-    return Plan(cache, target, draft if with_draft else None, gateway)
+    return Plan(cache, target, draft if with_draft else None, gateway, up.start_timeout)
 
 
 def share_threads(total: int, draft_model: str, run_ahead: bool) -> tuple[int, int]:
@@ -119,7 +122,7 @@ def _flags_of(flags: Mapping[str, Any], service: str) -> dict[str, Any]:
     given = {name: flags[flag] for flag, name in names[service].items() if flags.get(flag) is not None}
     if service == "draft":
         given["device"] = flags.get("draft_device") or flags.get("device")
-    return given
+    return given | {"config": flags.get("config")}
 
 
 def _spec(name: str, settings: Settings, cache: config.CacheConfig) -> Spec:

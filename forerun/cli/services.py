@@ -22,7 +22,8 @@ _ABOUT = {
     "gateway": "Runs the gateway: what clients talk to. It needs no GPU and no torch.",
 }
 _EPILOG = """\
-Every setting can also come from a variable: FORERUN_{upper}_MODEL for this service, FORERUN_MODEL for any.
+Every setting can also come from a variable (FORERUN_{upper}_MODEL for this service, FORERUN_MODEL for any) or from the
+table [{name}] of a settings file; `forerun config {name}` shows what is in force.
 Spans go where OTEL_EXPORTER_OTLP_ENDPOINT says [nowhere].
 example: forerun {name} {example}
 """
@@ -44,6 +45,7 @@ def add_parsers(commands: Any) -> None:
     )
     pull.add_argument("model", metavar="MODEL", help="smollm2-135m, owner/name on the Hugging Face hub, or a folder")
     config.add_flags(pull, config.CacheConfig)
+    config.add_config_flag(pull)
     pull.set_defaults(run=run_pull)
     for name, kind in config.SERVICES.items():
         parser = commands.add_parser(
@@ -56,6 +58,7 @@ def add_parsers(commands: Any) -> None:
         group = parser.add_argument_group("settings, with their [defaults]")
         config.add_flags(group, kind)
         config.add_flags(group, config.CacheConfig)
+        config.add_config_flag(group)
         parser.set_defaults(run=run_service)
 
 

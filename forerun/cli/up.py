@@ -31,8 +31,9 @@ examples:
   forerun up --draft none                             plain decoding
   forerun up --port 0 --target-port 0 --draft-port 0  free ports
 
-Every other setting of a service comes from its variable, for example FORERUN_TARGET_MAX_SESSIONS (see `forerun target
---help`). The first Ctrl-C lets open requests finish, the second kills. A service that dies is restarted.
+Every other setting of a service comes from its variable, for example FORERUN_TARGET_MAX_SESSIONS, or from its table in
+the settings file (see `forerun config`). The first Ctrl-C lets open requests finish, the second kills. A service that
+dies is restarted.
 """
 
 
@@ -54,7 +55,6 @@ def add_parser(commands: Any) -> None:
     models.add_argument("--dtype", metavar="TYPE", help="auto, float32, bfloat16 or float16 [auto]")
     models.add_argument("--device", help="cpu, cuda, cuda:1; auto takes a GPU if there is one [auto]")
     models.add_argument("--draft-device", metavar="DEVICE", help="the draft's, if it has its own [--device]")
-    models.add_argument("--threads", type=_positive, metavar="N", help="CPU threads to share out [all cores]")
     config.add_flags(models, config.CacheConfig)
     speculation = parser.add_argument_group("speculation")
     speculation.add_argument("--draft-length", metavar="N", help=f"candidates a round [{_GATEWAY.draft_length}]")
@@ -66,7 +66,9 @@ def add_parser(commands: Any) -> None:
     network.add_argument("--port", metavar="N", help=f"the gateway's port; 0 takes a free one [{_GATEWAY.port}]")
     network.add_argument("--target-port", metavar="N", help=f"the target's [{config.TargetConfig().port}]")
     network.add_argument("--draft-port", metavar="N", help=f"the draft's [{config.DraftConfig().port}]")
-    network.add_argument("--start-timeout", type=float, default=600.0, metavar="SECONDS", help="[%(default)g]")
+    start = parser.add_argument_group("start")
+    config.add_flags(start, config.UpConfig)
+    config.add_config_flag(start)
 
 
 _GATEWAY = config.GatewayConfig()
@@ -78,7 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
     plan = make_plan(vars(arguments), os.environ, cores())
     for model in plan.models:
         pulled(model, plan.cache)
-    return asyncio.run(_serve(plan, Screen(), Pace(start_s=arguments.start_timeout)))
+    return asyncio.run(_serve(plan, Screen(), Pace(start_s=plan.start_timeout_s)))
 
 
 async def _serve(plan: Plan, screen: Screen, pace: Pace) -> int:
@@ -141,10 +143,3 @@ def _shown(service: str, line: str, short: bool) -> str:
         return f"{time} {level:<7} {event}"
     local = datetime.fromisoformat(time).astimezone().strftime("%H:%M:%S")
     return f"{local} {event}" if level == "INFO" else f"{local} {level} {event}"
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError("must be at least 1")
-    return number

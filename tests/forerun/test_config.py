@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -75,3 +76,83 @@ def test_every_setting_has_a_flag_and_a_help_text() -> None:
         for item in dataclasses.fields(kind):
             assert f"--{item.name.replace('_', '-')}" in text
             assert item.metadata["help"]
+
+
+def written(folder: Path, text: str) -> dict[str, str]:
+    """The flag that names a settings file with this text."""
+    path = folder / "forerun.toml"
+    path.write_text(text)
+    return {"config": str(path)}
+
+
+def test_a_variable_beats_the_file_and_the_file_the_default(tmp_path: Path) -> None:
+    file = written(tmp_path, '[target]\nport = 7\nhost = "::1"\nmax_patience_ms = 5\n')
+    found = config.look_up(TargetConfig, file | {"device": "cpu"}, {"FORERUN_PORT": "8"}, "target")
+    path = file["config"]
+    assert found["port"] == (8, "FORERUN_PORT")
+    assert found["host"] == ("::1", f"{path}: [target] host")
+    assert found["max_patience_ms"] == (5.0, f"{path}: [target] max_patience_ms")
+    assert found["device"] == ("cpu", "--device")
+    assert found["block_size"] == (TargetConfig().block_size, "")
+
+
+def test_each_service_reads_its_own_table_and_what_is_nobodys_stands_above(tmp_path: Path) -> None:
+    file = written(
+        tmp_path, 'cache = "/c"\naddress = "g:1"\n[draft]\nport = 7\n[gateway]\ndrafts = []\n[up]\nthreads = 3\n'
+    )
+    assert config.resolve(TargetConfig, file, {}).port == TargetConfig().port
+    assert config.resolve(DraftConfig, file, {}).port == 7
+    assert config.resolve(GatewayConfig, file, {}).drafts == ()
+    assert config.resolve(config.UpConfig, file, {}).threads == 3
+    assert config.resolve(config.CacheConfig, file, {}).cache == "/c"
+    assert config.resolve(config.ClientConfig, file, {}).address == "g:1"
+
+
+def test_the_file_may_be_named_by_a_variable_and_the_flag_goes_first(tmp_path: Path) -> None:
+    by_flag = written(tmp_path, "[target]\nport = 7\n")
+    (tmp_path / "other.toml").write_text("[target]\nport = 8\n")
+    environment = {"FORERUN_CONFIG": str(tmp_path / "other.toml")}
+    assert config.resolve(TargetConfig, {}, environment).port == 8
+    assert config.resolve(TargetConfig, by_flag, environment).port == 7
+
+
+def test_no_file_is_read_unless_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written(tmp_path, "[target]\nport = 7\n")
+    monkeypatch.chdir(tmp_path)
+    assert config.resolve(TargetConfig, {}, {}).port == TargetConfig().port
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[target]\nprot = 1", "[target] has no setting prot; did you mean port?"),
+        ("[draft]\nwindow = 3", "[draft] has no setting window; did you mean [gateway] window?"),
+        ("[tagret]\nport = 1", "no service has a table [tagret]; did you mean [target]?"),
+        ("port = 7", "above the tables there is no setting port; did you mean [target] port or"),
+        ("cash = '/c'", "above the tables there is no setting cash; did you mean cache?"),
+        ("target = 'm'", "target is a table: write [target], and its settings below"),
+        ("[target]\nport = '7'", "[target] port: '7' is not a whole number"),
+        ("[target]\nport = true", "[target] port: true is not a whole number"),
+        ("[up]\nthreads = 1.5", "[up] threads: 1.5 is not a whole number"),
+        ("[target]\nmodel = 1", "[target] model: 1 is not a string"),
+        ("[target]\ngrace_s = 'x'", "[target] grace_s: 'x' is not a number"),
+        ("[gateway]\ndrafts = 'a:1'", "[gateway] drafts: 'a:1' is not a list of strings"),
+        ("[gateway]\ndrafts = [1]", "[gateway] drafts: [1] is not a list of strings"),
+        ("[target]\nport = 70000", "[target] port: 70000 is too large, at most 65535"),
+        ("[target]\ngrace_s = nan", "[target] grace_s: nan is not a finite number"),
+        ("[target]\ndtype = 'int8'", "[target] dtype: 'int8' is not one of auto, float32"),
+        ("[gateway\n", "is not TOML: "),
+    ],
+)
+def test_a_wrong_file_is_refused_with_file_table_and_key(tmp_path: Path, text: str, message: str) -> None:
+    file = written(tmp_path, text)
+    with pytest.raises(ConfigError) as refused:
+        for kinds in config.TABLES.values():
+            for kind in kinds:
+                config.look_up(kind, file, {})
+    assert str(refused.value).startswith(f"{file['config']}: {message}")
+
+
+def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"none\.toml: cannot be read: no such file or directory"):
+        config.resolve(TargetConfig, {"config": str(tmp_path / "none.toml")}, {})

@@ -13,7 +13,9 @@ from forerun import __version__
 from forerun.cli import main
 
 
-@pytest.mark.parametrize("command", [[], ["up"], ["generate"], ["pull"], ["target"], ["draft"], ["gateway"]])
+@pytest.mark.parametrize(
+    "command", [[], ["up"], ["generate"], ["pull"], ["target"], ["draft"], ["gateway"], ["config"]]
+)
 def test_every_help_has_an_example_and_fits_the_page(
     command: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
