@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -92,13 +91,9 @@ async def serving(draft: Draft, host: str, port: int) -> AsyncIterator[tuple[Ser
     server.add(draft_pb2_grpc.add_DraftServiceServicer_to_server, service, "forerun.v1.DraftService")
     server.at_stop(service.drain)
     bound = await server.start(host, port)
-    async with asyncio.TaskGroup() as tasks:  # a bug in the loop ends the service, which can be restarted
-        stepping = tasks.create_task(draft.loop.run())
+    async with draft.loop.running():
         server.ready()
         try:
             yield server, bound
         finally:
             await server.stop(0)
-            stepping.cancel()
-        with suppress(asyncio.CancelledError):
-            await stepping

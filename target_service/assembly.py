@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -69,13 +68,9 @@ async def serving(target: Target, host: str, port: int) -> AsyncIterator[tuple[S
     server.add(target_pb2_grpc.add_TargetServiceServicer_to_server, service, "forerun.v1.TargetService")
     server.at_stop(service.drain)
     bound = await server.start(host, port)
-    async with asyncio.TaskGroup() as tasks:  # a bug in the loop ends the service, which can be restarted
-        stepping = tasks.create_task(target.loop.run())
+    async with target.loop.running():
         server.ready()
         try:
             yield server, bound
         finally:
             await server.stop(0)
-            stepping.cancel()
-        with suppress(asyncio.CancelledError):
-            await stepping

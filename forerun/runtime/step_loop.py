@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, suppress
 from typing import Generic, Protocol, TypeVar
 
 StepT = TypeVar("StepT")
@@ -45,6 +46,19 @@ class StepLoop(Generic[StepT, OutcomeT]):
     def wake(self) -> None:
         """Has the engine asked for a step again, because something arrived."""
         self._wake.set()
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Runs for as long as the block lasts. A bug that ends the loop ends the block, which raises it."""
+        block = asyncio.current_task()
+        stepping = asyncio.create_task(self.run())
+        stepping.add_done_callback(lambda task: None if task.cancelled() or block is None else block.cancel())
+        try:
+            yield
+        finally:
+            stepping.cancel()
+            with suppress(asyncio.CancelledError):
+                await stepping
 
     async def run(self) -> None:
         """Never returns; cancel it to stop. A running step is waited for."""
