@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import grpc
+
 import draft_service.assembly
 import gateway.assembly
 import target_service.assembly
@@ -265,9 +267,10 @@ class Trio:
 
     async def wait_until_idle(self, timeout_s: float = WAIT_S) -> None:
         """Returns once no service holds anything of any request. Raises AssertionError if that takes too long."""
-        await eventually(self._leftovers, lambda left: not left, timeout_s)
+        await eventually(self.leftovers, lambda left: not left, timeout_s)
 
-    async def _leftovers(self) -> list[str]:
+    async def leftovers(self) -> list[str]:
+        """What services still hold of requests, for people."""
         left = []
         for node in [*self.targets, *self.drafts]:
             stats = await node.stats()
@@ -372,10 +375,9 @@ async def generate(
     return await read(stub.Generate(request(prompt, draft_length, **fields), timeout=timeout_s))
 
 
-async def read(call: Any) -> Answer:
-    """The whole answer of a call; checks the order of its messages."""
-    answer: Answer | None = None
-    async for response in call:
+async def read(call: Any, answer: Answer | None = None) -> Answer:
+    """The whole answer of a call, or what follows after `answer`; checks the order of its messages."""
+    while (response := await call.read()) is not grpc.aio.EOF:
         kind = response.WhichOneof("event")
         if answer is None:
             assert kind == "started", f"the first message is {kind}"
