@@ -11,16 +11,16 @@ from dataclasses import dataclass
 
 SMOOTHING = 0.1  # weight of a new measurement
 PROBE_EVERY = 32  # rounds after which a draft that always came too late is waited for once
-OPTIMISTIC_GAIN = 2.0  # tokens a round, until measured
+EXPECTED_GAIN = 2.5  # tokens a round, before much is measured; a few bad rounds at the start must not decide
 
 
 class Average:
-    """An exponentially weighted mean; None before the first value."""
+    """An exponentially weighted mean; without a value to start from, None before the first."""
 
     __slots__ = ("value",)
 
-    def __init__(self) -> None:
-        self.value: float | None = None
+    def __init__(self, value: float | None = None) -> None:
+        self.value = value
 
     def add(self, value: float) -> None:
         self.value = value if self.value is None else self.value + SMOOTHING * (value - self.value)
@@ -40,7 +40,7 @@ class Patience:
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
         self._times: dict[int, StepTimes] = {}
-        self._gain = Average()
+        self._gain = Average(EXPECTED_GAIN)
         self._latency = Average()
 
     def record_step(self, batch_size: int, with_candidates: bool, seconds: float) -> None:
@@ -74,8 +74,8 @@ class Patience:
         if times.verify.value is None:
             return self._limit_s
         plain = times.plain.value if times.plain.value is not None else times.verify.value
-        gain = self._gain.value if self._gain.value is not None else OPTIMISTIC_GAIN
-        return max(0.0, gain * plain - times.verify.value)
+        assert self._gain.value is not None
+        return max(0.0, self._gain.value * plain - times.verify.value)
 
     def _times_of(self, batch_size: int) -> StepTimes:
         return self._times.setdefault(batch_size.bit_length(), StepTimes(Average(), Average()))
