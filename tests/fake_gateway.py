@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from concurrent import futures
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
+
+import grpc
 
 from forerun.v1 import gateway_pb2, gateway_pb2_grpc, types_pb2
 
@@ -91,3 +95,16 @@ class FakeGateway(gateway_pb2_grpc.GatewayServiceServicer):
         self.time_remaining_s = context.time_remaining()
         context.add_callback(self.cancelled.set)
         yield from self.script(request, context)
+
+
+@contextmanager
+def serving(fake: FakeGateway) -> Iterator[grpc.Server]:
+    """The fake on a free port, which it knows as its address; the server may be stopped inside the block."""
+    server = grpc.server(futures.ThreadPoolExecutor(4))
+    gateway_pb2_grpc.add_GatewayServiceServicer_to_server(fake, server)
+    fake.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    server.start()
+    try:
+        yield server
+    finally:
+        server.stop(None).wait()

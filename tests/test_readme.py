@@ -46,7 +46,8 @@ def test_a_command_runs_and_prints_something(command: str, trio: object) -> None
     gateway: str = getattr(trio, "gateway")  # noqa: B009 - the class lies in conftest, which cannot be imported
     command = command.replace("127.0.0.1:50060", gateway).replace(".venv/bin/", "")
     scripts = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    shell = ["bash", "-ceuo", "pipefail", command] if "import grpc" not in command else [sys.executable, "-c", command]
+    python = "import Client" in command
+    shell = [sys.executable, "-c", command] if python else ["bash", "-ceuo", "pipefail", command]
     environment = os.environ | {"FORERUN_ADDRESS": gateway, "PATH": scripts}
     done = subprocess.run(shell, capture_output=True, text=True, timeout=120, env=environment, cwd=ROOT, check=False)
     assert done.returncode == 0, done.stderr

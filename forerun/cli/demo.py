@@ -24,9 +24,10 @@ from rich.table import Table
 from forerun import config, trace_view
 from forerun.cli import rounds
 from forerun.cli.child import guarded
-from forerun.cli.client import Answer, ask, responses
+from forerun.cli.client import ask, asked
 from forerun.cli.failure import FAILED, Failure
 from forerun.cli.services import pulled
+from forerun.client import Answer
 from forerun.otlp_sink import OtlpSink, ReceivedSpan
 from forerun.v1 import gateway_pb2
 
@@ -90,12 +91,12 @@ def end_of(log: Path) -> str:
 
 def speak(console: Console, address: str, message: gateway_pb2.GenerateRequest) -> Answer:
     """Prints an answer as it comes, coloured by rounds."""
-    answer, painter = Answer(), rounds.Painter()
-    for response in responses(address, message, None):
-        answer.add(response)
-        console.print(painter.paint(response.chunk), end="", soft_wrap=True)
+    painter = rounds.Painter()
+    with asked(address, message) as stream:
+        for chunk in stream:
+            console.print(painter.paint(chunk), end="", soft_wrap=True)
     console.print()
-    return answer
+    return stream.answer
 
 
 def heading(console: Console, text: str) -> None:

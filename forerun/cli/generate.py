@@ -8,16 +8,19 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from contextlib import closing
 from typing import Any
 
 from rich.console import Console
 
 from forerun import config
 from forerun.cli import rounds
-from forerun.cli.client import Answer, responses
+from forerun.cli.asking import add_call_flags, add_sampling_flags, add_speculation_flags, options_of
+from forerun.cli.client import asked
 from forerun.cli.failure import INTERRUPTED, USAGE, Failure
-from forerun.v1 import gateway_pb2, types_pb2
+from forerun.client import Answer, Chunk
+from forerun.client.prompt import make_request
+from forerun.errors import InvalidArgument
+from forerun.v1 import gateway_pb2
 
 EXAMPLES = """\
 examples:
@@ -46,34 +49,12 @@ def add_parser(commands: Any) -> None:
     )
     parser.set_defaults(run=run)
     parser.add_argument("prompt", metavar="PROMPT", help="what to say; - reads it from stdin")
-    _add_call_flags(parser.add_argument_group("call"))
-    _add_sampling_flags(parser.add_argument_group("sampling"))
-    _add_speculation_flags(parser.add_argument_group("speculation"))
+    call = parser.add_argument_group("call")
+    add_call_flags(call)
+    call.add_argument("--raw", action="store_true", help="continue the prompt as it stands, without chat template")
+    add_sampling_flags(parser.add_argument_group("sampling"), max_tokens=128)
+    add_speculation_flags(parser.add_argument_group("speculation"))
     _add_output_flags(parser.add_argument_group("output"))
-
-
-def _add_call_flags(group: argparse._ArgumentGroup) -> None:
-    config.add_flags(group, config.ClientConfig)
-    config.add_config_flag(group)
-    group.add_argument("--timeout", type=float, metavar="SECONDS", help="give up after so long [never]")
-    group.add_argument("--system", metavar="TEXT", help="a system turn before the prompt")
-    group.add_argument("--raw", action="store_true", help="continue the prompt as it stands, without chat template")
-
-
-def _add_sampling_flags(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--max-tokens", type=int, default=128, metavar="N", help="tokens at most [%(default)s]")
-    group.add_argument("--temperature", type=float, default=0.0, metavar="X", help="0 is greedy [%(default)g]")
-    group.add_argument("--top-p", type=float, metavar="X", help="keep the most likely tokens of this probability [1]")
-    group.add_argument("--top-k", type=int, metavar="N", help="keep the N most likely tokens [all]")
-    group.add_argument("--min-p", type=float, metavar="X", help="drop tokens below this share of the likeliest [0]")
-    group.add_argument("--seed", type=int, metavar="N", help="makes the answer repeatable [random]")
-    group.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before this text; repeatable")
-
-
-def _add_speculation_flags(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--no-speculation", action="store_true", help="plain decoding by the target alone")
-    group.add_argument("--draft-length", type=int, metavar="N", help="candidates a round [the gateway's]")
-    group.add_argument("--window", type=int, metavar="N", help="candidates outstanding, run-ahead too [the gateway's]")
 
 
 def _add_output_flags(group: argparse._ArgumentGroup) -> None:
@@ -83,27 +64,11 @@ def _add_output_flags(group: argparse._ArgumentGroup) -> None:
 
 
 def request_from(arguments: argparse.Namespace) -> gateway_pb2.GenerateRequest:
-    """The request that the flags describe; what is not given stays unset, for the gateway to default."""
-    request = gateway_pb2.GenerateRequest(
-        max_tokens=arguments.max_tokens, temperature=arguments.temperature, stop=arguments.stop
-    )
-    for name in ("top_p", "top_k", "min_p", "seed", "logprobs"):
-        if getattr(arguments, name) is not None:
-            setattr(request, name, getattr(arguments, name))
-    for name in ("draft_length", "window"):
-        if getattr(arguments, name) is not None:
-            setattr(request.speculation, name, getattr(arguments, name))
-    if arguments.no_speculation:
-        request.speculation.enabled = False
-    request.include_rounds = arguments.rounds
+    """The request that the flags describe."""
     prompt = sys.stdin.read() if arguments.prompt == "-" else arguments.prompt
-    if arguments.raw:
-        request.text = prompt
-    else:
-        if arguments.system is not None:
-            request.chat.messages.add(role="system", content=arguments.system)
-        request.chat.messages.add(role="user", content=prompt)
-    return request
+    options = options_of(arguments)
+    options["system"], options["raw"], options["logprobs"] = arguments.system, arguments.raw, arguments.logprobs
+    return make_request(prompt, **options)
 
 
 def as_json(answer: Answer) -> dict[str, Any]:
@@ -112,7 +77,7 @@ def as_json(answer: Answer) -> dict[str, Any]:
     document: dict[str, Any] = {
         "text": answer.text,
         "token_ids": answer.token_ids,
-        "finish_reason": finish_reason(answer),
+        "finish_reason": answer.finished.finish_reason,
         "seed": answer.started.seed,
         "usage": {
             "prompt_tokens": answer.finished.prompt_tokens,
@@ -133,17 +98,8 @@ def as_json(answer: Answer) -> dict[str, Any]:
         },
     }
     if answer.logprobs:
-        document["logprobs"] = [
-            {"logprob": entry.logprob, "top": dict(zip(entry.top_token_ids, entry.top_logprobs, strict=True))}
-            for entry in answer.logprobs
-        ]
+        document["logprobs"] = [{"logprob": entry.logprob, "top": dict(entry.top)} for entry in answer.logprobs]
     return document
-
-
-def finish_reason(answer: Answer) -> str:
-    """The enum value as a word: stop, length, cancelled, error."""
-    name = types_pb2.FinishReason.Name(answer.finished.finish_reason)
-    return name.removeprefix("FINISH_REASON_").lower()
 
 
 def footer(answer: Answer) -> str:
@@ -152,12 +108,11 @@ def footer(answer: Answer) -> str:
     parts = [f"{finished.completion_tokens} tokens", f"{answer.tokens_per_second:.1f} tok/s"]
     parts.append(f"first after {finished.timing.time_to_first_token_ns / 1e9:.2f} s")
     if usage.drafted_tokens:
-        rate = usage.accepted_tokens / usage.drafted_tokens
-        parts.append(f"{rate:.0%} of {usage.drafted_tokens} candidates accepted")
+        parts.append(f"{usage.acceptance_rate:.0%} of {usage.drafted_tokens} candidates accepted")
         parts.append(f"{usage.mean_accepted_length:.2f} tokens a round")
     else:
         parts.append("no speculation")
-    parts.append(f"ended by {finish_reason(answer)}")
+    parts.append(f"ended by {finished.finish_reason}")
     return " · ".join(parts)
 
 
@@ -167,7 +122,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise Failure("--raw has no turns, so --system cannot be used with it; leave one of them out", USAGE)
     try:
         request = request_from(arguments)
-    except (ValueError, TypeError) as error:  # protobuf's own range checks, such as a negative seed
+    except InvalidArgument as error:  # what no request can hold, such as a negative seed
         raise Failure(f"a number is out of range: {error}", USAGE) from None
     address = config.resolve(config.ClientConfig, vars(arguments)).address
     answer = Answer()
@@ -175,11 +130,11 @@ def run(arguments: argparse.Namespace) -> int:
     console = Console(highlight=False, width=None if sys.stdout.isatty() else _WIDE)
     painter = rounds.Painter() if arguments.rounds and not arguments.json else None
     try:
-        with closing(responses(address, request, arguments.timeout)) as stream:
-            for response in stream:
-                answer.add(response)
+        with asked(address, request, arguments.timeout) as stream:
+            answer = stream.answer
+            for chunk in stream:
                 if not arguments.json:
-                    _show(response.chunk, painter, console)
+                    _show(chunk, painter, console)
     except KeyboardInterrupt:
         print(f"\ncancelled after {len(answer.token_ids)} tokens", file=sys.stderr)
         return INTERRUPTED
@@ -191,7 +146,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _show(chunk: gateway_pb2.Chunk, painter: rounds.Painter | None, console: Console) -> None:
+def _show(chunk: Chunk, painter: rounds.Painter | None, console: Console) -> None:
     if painter is None:
         sys.stdout.write(chunk.text)
         sys.stdout.flush()
@@ -205,8 +160,7 @@ def _conclude(arguments: argparse.Namespace, answer: Answer, console: Console) -
         return
     print(flush=True)
     for text, entry in zip(answer.token_texts, answer.logprobs, strict=True):
-        likeliest = zip(entry.top_token_ids, entry.top_logprobs, strict=True)
-        top = "  ".join(f"{token_id}:{logprob:.3f}" for token_id, logprob in likeliest)
+        top = "  ".join(f"{token_id}:{logprob:.3f}" for token_id, logprob in entry.top)
         print(f"{entry.logprob:8.3f}  {text!r:20} {top}".rstrip())
     if arguments.rounds:
         console.print()

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from rich.table import Table
 from rich.text import Text
 
-from forerun.v1 import gateway_pb2
+from forerun.client import Chunk, Round, SpeculationUsage
 
 STYLES = {"accepted": "green", "correction": "bold yellow", "bonus": "bold bright_blue", "plain": ""}
 _REJECTED = "red strike"
@@ -21,7 +21,7 @@ _VISIBLE = str.maketrans({"\n": "↵", "\r": "␍", "\t": "→"})
 _BROKEN = "�"  # stands in a token's text where it ends or begins inside a character
 
 
-def origins(round: gateway_pb2.Round) -> list[str]:
+def origins(round: Round) -> list[str]:
     """Where each committed token of a round came from: a key of `STYLES`."""
     drafted = len(round.draft_token_ids)
     last = "plain" if drafted == 0 else "bonus" if round.accepted_count == drafted else "correction"
@@ -35,7 +35,7 @@ class Painter:
     def __init__(self) -> None:
         self._tokens: deque[tuple[str, str]] = deque()  # text and origin of tokens whose text is still to come
 
-    def paint(self, chunk: gateway_pb2.Chunk) -> Text:
+    def paint(self, chunk: Chunk) -> Text:
         """The chunk's text, exactly, in colours."""
         for round in chunk.rounds:
             self._tokens.extend(zip(round.committed_texts, origins(round), strict=True))
@@ -60,7 +60,7 @@ def legend() -> Text:
     return line.append("rejected", _REJECTED).append(" candidates never reach the answer")
 
 
-def table(rounds: Iterable[gateway_pb2.Round]) -> Table:
+def table(rounds: Iterable[Round]) -> Table:
     """A line a round: what was drafted, what became of it, and where the time went."""
     grid = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
     for title in ("round", "drafted", "accepted", "committed", "epoch", "round ms", "step ms", "wait ms", "draft ms"):
@@ -79,20 +79,20 @@ def table(rounds: Iterable[gateway_pb2.Round]) -> Table:
     return grid
 
 
-def summary(usage: gateway_pb2.SpeculationUsage) -> str:
+def summary(usage: SpeculationUsage) -> str:
     """What speculation did, in one line."""
     if not usage.drafted_tokens:
         return f"{usage.rounds} rounds, no candidates"
-    rate = usage.accepted_tokens / usage.drafted_tokens
     reached = zip(usage.accepted_per_position, usage.drafted_per_position, strict=False)
     by_position = " ".join(f"{accepted / drafted:.2f}" for accepted, drafted in reached if drafted)
     return (
-        f"{usage.rounds} rounds, {usage.accepted_tokens} of {usage.drafted_tokens} candidates accepted ({rate:.0%}; "
-        f"by position {by_position}), {usage.mean_accepted_length:.2f} tokens a round, {usage.rollbacks} rollbacks"
+        f"{usage.rounds} rounds, {usage.accepted_tokens} of {usage.drafted_tokens} candidates accepted "
+        f"({usage.acceptance_rate:.0%}; by position {by_position}), {usage.mean_accepted_length:.2f} tokens a round, "
+        f"{usage.rollbacks} rollbacks"
     )
 
 
-def _draft_styles(round: gateway_pb2.Round) -> list[str]:
+def _draft_styles(round: Round) -> list[str]:
     accepted = round.accepted_count
     return [STYLES["accepted"] if index < accepted else _REJECTED for index in range(len(round.draft_token_ids))]
 

@@ -10,16 +10,16 @@ import pytest
 from rich.console import Console
 
 from forerun.cli import demo
-from forerun.cli.client import Answer, ask
+from forerun.cli.client import ask
 from forerun.cli.failure import Failure
+from forerun.client import Answer, Finished, Timing
 from forerun.otlp_sink import OtlpSink
-from forerun.v1 import gateway_pb2
 from tests.fake_gateway import FakeGateway
 
 
 def answer(token_ids: list[int], pace_ms: int, text: str = "same") -> Answer:
-    timing = gateway_pb2.Timing(time_per_output_token_ns=pace_ms * 1_000_000)
-    return Answer(text=text, token_ids=token_ids, finished=gateway_pb2.Finished(timing=timing))
+    timing = Timing(time_per_output_token_ns=pace_ms * 1_000_000)
+    return Answer(text=text, token_ids=token_ids, finished=Finished(timing=timing))
 
 
 def verdict(plain: list[Answer], speculative: list[Answer]) -> tuple[int, str]:

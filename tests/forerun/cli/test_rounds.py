@@ -6,15 +6,15 @@ from rich.console import Console
 from rich.text import Text
 
 from forerun.cli import rounds
-from forerun.v1 import gateway_pb2
+from forerun.client import Chunk, Round, SpeculationUsage
 
 
 def spans(text: Text) -> list[tuple[str, str]]:
     return [(text.plain[span.start : span.end], str(span.style)) for span in text.spans]
 
 
-def round_of(drafted: list[str], committed: list[str], accepted: int) -> gateway_pb2.Round:
-    return gateway_pb2.Round(
+def round_of(drafted: list[str], committed: list[str], accepted: int) -> Round:
+    return Round(
         draft_token_ids=range(len(drafted)),
         draft_texts=drafted,
         committed_token_ids=range(len(committed)),
@@ -23,8 +23,8 @@ def round_of(drafted: list[str], committed: list[str], accepted: int) -> gateway
     )
 
 
-def painted(text: str, token_count: int, *carried: gateway_pb2.Round) -> Text:
-    return rounds.Painter().paint(gateway_pb2.Chunk(text=text, token_ids=range(token_count), rounds=carried))
+def painted(text: str, token_count: int, *carried: Round) -> Text:
+    return rounds.Painter().paint(Chunk(text=text, token_ids=range(token_count), rounds=carried))
 
 
 def test_the_last_token_of_a_round_is_a_correction_a_bonus_or_plain() -> None:
@@ -48,8 +48,8 @@ def test_a_character_made_of_several_tokens_is_shown_whole() -> None:
 def test_text_that_was_held_back_is_coloured_when_it_comes() -> None:
     painter = rounds.Painter()
     carried = round_of(["a"], ["a", "b"], 1)
-    assert painter.paint(gateway_pb2.Chunk(rounds=[carried])).plain == ""
-    later = painter.paint(gateway_pb2.Chunk(text="ab", token_ids=[1, 2]))
+    assert painter.paint(Chunk(rounds=[carried])).plain == ""
+    later = painter.paint(Chunk(text="ab", token_ids=[1, 2]))
     assert spans(later) == [("a", rounds.STYLES["accepted"]), ("b", rounds.STYLES["bonus"])]
 
 
@@ -74,7 +74,7 @@ def test_the_table_has_a_line_a_round_with_whitespace_made_visible() -> None:
 
 
 def test_the_summary_gives_rate_positions_and_length() -> None:
-    usage = gateway_pb2.SpeculationUsage(
+    usage = SpeculationUsage(
         rounds=4,
         drafted_tokens=5,
         accepted_tokens=3,
@@ -86,4 +86,4 @@ def test_the_summary_gives_rate_positions_and_length() -> None:
     assert rounds.summary(usage) == (
         "4 rounds, 3 of 5 candidates accepted (60%; by position 1.00 0.00), 1.50 tokens a round, 1 rollbacks"
     )
-    assert rounds.summary(gateway_pb2.SpeculationUsage(rounds=9)) == "9 rounds, no candidates"
+    assert rounds.summary(SpeculationUsage(rounds=9)) == "9 rounds, no candidates"
