@@ -78,7 +78,7 @@ class Generation:
 
     def on_round(self, session: Session, finished: Round, verdict: target_pb2.Verdict) -> None:
         self._queue.append((finished, verdict))
-        self._news.set()
+        asyncio.get_running_loop().call_soon(self._news.set)  # the services first: they work while the client reads
         if self._trace.traceparent:
             self._trace.round(
                 session.session_id,
@@ -111,8 +111,8 @@ class Generation:
             chunk = self._take()
             if chunk is not None:
                 yield gateway_pb2.GenerateResponse(chunk=chunk)
-            if not self._finish_reason and self.session.allow(self._taken_length() + self._credit):
-                self._dispatcher.on_change(self.session)
+            if not self._finish_reason:
+                self._raise_limit()
         self.close()
         yield gateway_pb2.GenerateResponse(finished=self._finished())
 
@@ -133,6 +133,12 @@ class Generation:
     def close(self) -> None:
         """Frees what the request holds on all services."""
         self._dispatcher.close(self.session)
+
+    def _raise_limit(self) -> None:
+        """Gives the target leave for what the client has taken; in large portions, as each is a message."""
+        limit = self._taken_length() + self._credit
+        if limit - self.session.commit_limit >= max(1, self._credit // 2) and self.session.allow(limit):
+            self._dispatcher.on_change(self.session)
 
     def _taken_length(self) -> int:
         """Committed tokens that left the queue: the client has them, or they wait for the rest of their text."""
