@@ -109,6 +109,8 @@ class DraftEngine:
             check_session([0], [], entry.configure.draft_length, 0)
             session.draft_length = entry.configure.draft_length
             session.window = min(entry.configure.window, MAX_WINDOW)
+            if session.sendable:  # as much as is wanted now was drafted before
+                self._send(session)
 
     def _open(self, stream: DraftStream, entry: draft_pb2.DraftRequestEntry, standing: Standing, now: float) -> None:
         message, limits = entry.open, self.limits
@@ -190,16 +192,19 @@ class DraftEngine:
                 self.sessions.close(session)
         wanting = {id(session.sequence): session for session in self.sessions if session.wanted}
         if not wanting:
-            return min((s.expires_at for s in self.sessions if s.expires_at is not None), default=None)
+            return self._next_expiry()
         wants = [Want(s.sequence, s.params, s.prompt_length, s.wanted) for s in wanting.values()]
         batch, refused = self._drafter.plan(wants)
         for want in refused:
             session = wanting.pop(id(want.sequence))
             self._detach_session(session, draft_pb2.DETACH_REASON_CAPACITY, "the cache is full")
         if not wanting:
-            return None
+            return self._next_expiry()
         parts = tuple(Part(session, session.epoch, session.head) for session in wanting.values())
         return Step(parts, batch, now, time.time_ns())
+
+    def _next_expiry(self) -> float | None:
+        return min((s.expires_at for s in self.sessions if s.expires_at is not None), default=None)
 
     def complete(self, step: Step, outcome: Sequence[Proposal], now: float) -> None:
         """Takes proposals where they still hold: no rollback, and no commit beyond what was known, came meanwhile."""

@@ -90,6 +90,7 @@ class DraftSession:
             truncated += self._truncate(self.committed_length)
             self.epoch = max(self.epoch, refuted_epoch) + 1
             self.run = Run()
+            self.exhausted_sent = (-1, -1)  # that was of a dead epoch
         self.sent_length = max(min(self.sent_length, self.head), self.committed_length)
         if self.exhausted_at != self.head or token_ids[known:]:
             self.exhausted_at = -1  # more is known now

@@ -42,27 +42,40 @@ class CandidateBuffer:
         if epoch > self.epoch:
             self.epoch = epoch
             self.token_ids.clear()
+            self._exhausted_at = -1
         head = len(committed) + len(self.token_ids)
         if start > head:
             return False
         overlap = min(head - start, len(token_ids))
         if any(token_ids[i] != self._at(start + i, committed) for i in range(overlap)):
-            self._refute()
+            self.refute()
             return False
         room = self.limit - len(self.token_ids)
         self.token_ids.extend(token_ids[overlap : overlap + room])
-        if exhausted and len(token_ids) - overlap <= room:
-            self._exhausted_at = max(head, start + len(token_ids))
+        if exhausted and start + len(token_ids) == len(committed) + len(self.token_ids):
+            self._exhausted_at = start + len(token_ids)
         return True
+
+    def leaves_gap(self, epoch: int, start: int, committed_length: int) -> bool:
+        """Whether a run of candidates of a living epoch starts beyond what is held: what came before it was lost."""
+        return epoch == self.epoch > self.refuted_epoch and start > committed_length + len(self.token_ids)
 
     def commit(self, token_ids: Sequence[int]) -> bool:
         """Takes the committed tokens off the front. False: a candidate contradicted them, and its epoch is refuted."""
         compared = min(len(self.token_ids), len(token_ids))
         if self.token_ids[:compared] != list(token_ids[:compared]):
-            self._refute()
+            self.refute()
             return False
         del self.token_ids[:compared]
+        if not self.token_ids:
+            self._exhausted_at = -1  # more is committed now
         return True
+
+    def refute(self) -> None:
+        """Declares the epoch dead, and all candidates that are held with it."""
+        self.refuted_epoch = max(self.refuted_epoch, self.epoch)
+        self.token_ids.clear()
+        self._exhausted_at = -1
 
     def exhausted(self, committed_length: int) -> bool:
         """Whether the draft said that nothing follows what is held."""
@@ -72,7 +85,3 @@ class CandidateBuffer:
         if position < len(committed):
             return committed[position]
         return self.token_ids[position - len(committed)]
-
-    def _refute(self) -> None:
-        self.refuted_epoch = max(self.refuted_epoch, self.epoch)
-        self.token_ids.clear()

@@ -193,6 +193,8 @@ class Dispatcher:
                 link.release(session)
             self._waiting[session.session_id] = now
             self._place_target(session)
+            session.on_silence()
+            self.on_change(session)
 
     def _check_draft(self, link: DraftLink, now: float) -> None:
         for session in link.sessions.values():

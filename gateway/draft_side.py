@@ -19,6 +19,7 @@ class DraftSide:
     """One session's standing with its draft service."""
 
     __slots__ = (
+        "_opened_above",
         "_told_configuration",
         "_told_length",
         "_told_refuted_epoch",
@@ -41,6 +42,7 @@ class DraftSide:
         self.owed_since: float | None = None  # since when candidates are due; monotonic seconds
         self._told_length = 0
         self._told_refuted_epoch = 0
+        self._opened_above = 0  # every epoch of this attachment is above this one
         self._told_configuration = (0, 0)
 
     def attach(self) -> None:
@@ -61,28 +63,31 @@ class DraftSide:
         if not self.attached:
             return []
         if self.open_due:
-            self._owe()
+            self._owe(session)
             return [self._entry(session, open=self._open(session))]
         entries = []
         configuration = (session.draft_length, session.window)
         if configuration != self._told_configuration:
             self._told_configuration = configuration
+            if session.draft_length == 0:
+                self.owed_since = None
             change = draft_pb2.ConfigureDraft(draft_length=configuration[0], window=configuration[1])
             entries.append(self._entry(session, configure=change))
         commit = self._commit(session)
         if commit is not None:
-            self._owe()
+            self._owe(session)
             entries.append(commit)
         return entries
 
-    def _owe(self) -> None:
-        if self.owed_since is None:
+    def _owe(self, session: Session) -> None:
+        """Candidates are due from now on, unless they are already, or none are asked for. Some at hand: no hurry."""
+        if session.draft_length and (self.owed_since is None or session.candidates.token_ids):
             self.owed_since = time.monotonic()
 
     def _open(self, session: Session) -> draft_pb2.DraftOpen:
         self.open_due = False
         self._told_length = session.committed_length
-        self._told_refuted_epoch = session.candidates.epoch
+        self._told_refuted_epoch = self._opened_above = session.candidates.epoch
         self._told_configuration = (session.draft_length, session.window)
         return draft_pb2.DraftOpen(
             prompt_token_ids=session.prompt_token_ids,
@@ -90,7 +95,7 @@ class DraftSide:
             sampling=to_proto(session.params),
             draft_length=session.draft_length,
             window=session.window,
-            refuted_epoch=self._told_refuted_epoch,
+            refuted_epoch=self._opened_above,
             round_index=session.next_round,
             traceparent=session.traceparent,
             time_to_live_ms=session.time_to_live_ms(),
@@ -98,10 +103,10 @@ class DraftSide:
 
     def _commit(self, session: Session) -> draft_pb2.DraftRequestEntry | None:
         refuted = session.candidates.refuted_epoch
-        rolls_back = refuted > self._told_refuted_epoch
+        rolls_back = refuted >= max(session.candidates.epoch, self._opened_above + 1)  # no living epoch was seen since
         start = self._told_length
         if start == session.committed_length:
-            if not rolls_back:
+            if refuted <= self._told_refuted_epoch:
                 return None
             start -= 1  # nothing new is committed: the last token again says where the draft must be
         token_ids = session.token_ids[start:]

@@ -140,6 +140,8 @@ class Session:
         self.token_ids.extend(verdict.token_ids)
         self.finish_reason = verdict.finish_reason
         self.next_round = verdict.round_index + 1
+        if not verdict.drafted_count and self.candidates.token_ids:
+            self.target.offer_again()
         self._listener.on_round(self, finished, verdict)
 
     def _round(self, verdict: target_pb2.Verdict) -> Round:
@@ -190,9 +192,11 @@ class Session:
             return False
         self.draft.reopens = 0
         self._draft_ns = min(self._draft_ns + candidates.draft_ns, MAX_DRAFT_NS)
-        return self.candidates.offer(
-            candidates.epoch, candidates.start_position, token_ids, candidates.exhausted, self.token_ids
-        )
+        held, epoch, start = self.candidates, candidates.epoch, candidates.start_position
+        taken = held.offer(epoch, start, token_ids, candidates.exhausted, self.token_ids)
+        if held.leaves_gap(epoch, start, self.committed_length):
+            held.refute()  # what is missing is not said again under this epoch
+        return taken
 
     def on_draft_lost(self, now: float) -> None:
         """The draft forgot the session, or missed a commit: it is opened again, unless it does nothing but that."""
@@ -203,6 +207,11 @@ class Session:
             self.draft.attach()
         else:
             self._let_go(now)
+
+    def on_silence(self) -> None:
+        """The target was silent for too long. It may wait for candidates that are lost: the draft starts over, too."""
+        if self.draft.attached and not self.finished:
+            self.draft.attach()
 
     def on_detached(self, detached: draft_pb2.Detached, now: float) -> None:
         """The draft let go of the session."""

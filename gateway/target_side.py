@@ -52,6 +52,10 @@ class TargetSide:
         self.attached = False
         self.open_due = False
 
+    def offer_again(self) -> None:
+        """Candidates were held but none was verified: if they are lost rather than late, this brings them back."""
+        self._offered_epoch = 0
+
     def entries(self, session: Session) -> list[target_pb2.TargetRequestEntry]:
         """What is to be said now, in order. Empty if all is said."""
         if not self.attached:
@@ -97,6 +101,7 @@ class TargetSide:
         if held.epoch != self._offered_epoch:
             self._offered_epoch = held.epoch
             self._offered_length = committed_length
+            self._exhausted_at = -1
         start = max(self._offered_length, committed_length)
         token_ids: Sequence[int] = held.token_ids[start - committed_length :]
         end = start + len(token_ids)
