@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
@@ -15,6 +16,8 @@ import pytest
 from forerun.cli.child import guarded
 
 ROOT = Path(__file__).parents[1]
+# Taken out of the environment: services refuse a FORERUN_ variable that is no setting of theirs.
+MODELS_REQUIRED = os.environ.pop("FORERUN_REQUIRE_MODELS", "") not in ("", "0")
 START_TIMEOUT_S = 300  # the first time, the model is fetched and converted
 
 
@@ -30,6 +33,12 @@ class Trio:
     def pid(self, service: str) -> int:
         """The latest process of a service."""
         return int(re.findall(rf"started {service} pid=(\d+)", self.log.read_text())[-1])
+
+
+@pytest.fixture(scope="session")
+def models_required() -> bool:
+    """FORERUN_REQUIRE_MODELS=1: tests of the real pair fail, rather than be skipped, where a model is missing."""
+    return MODELS_REQUIRED
 
 
 @pytest.fixture(scope="session")
