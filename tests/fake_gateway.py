@@ -96,6 +96,13 @@ class FakeGateway(gateway_pb2_grpc.GatewayServiceServicer):
         context.add_callback(self.cancelled.set)
         yield from self.script(request, context)
 
+    def GetStatus(self, request: gateway_pb2.GetStatusRequest, context: Any) -> gateway_pb2.GetStatusResponse:
+        def ready(model: str) -> gateway_pb2.ReplicaStatus:
+            info = types_pb2.ServiceInfo(model_id=model)
+            return gateway_pb2.ReplicaStatus(state=gateway_pb2.REPLICA_STATE_READY, info=info)
+
+        return gateway_pb2.GetStatusResponse(targets=[ready("large")], drafts=[ready("small")], draft_length=4)
+
 
 @contextmanager
 def serving(fake: FakeGateway) -> Iterator[grpc.Server]:
