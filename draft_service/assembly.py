@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from draft_service.drafters.drafter import Drafter, Proposal
 from draft_service.drafters.model import ModelDrafter
 from draft_service.drafters.ngram import NgramDrafter
+from draft_service.drafters.ngram_first import NgramFirstDrafter
 from draft_service.engine import DraftEngine, DraftLimits, Step
 from draft_service.service import DraftService
 from draft_service.tracing import DraftTracing
@@ -19,11 +20,13 @@ from forerun.rpc import Server
 from forerun.runtime.identity import new_incarnation, service_info
 from forerun.runtime.kv_cache import KvCache
 from forerun.runtime.loading import load_runner
+from forerun.runtime.output_head import ranking, restrict_head
 from forerun.runtime.step_loop import StepLoop
 from forerun.telemetry import Tracing
 from forerun.v1 import draft_pb2_grpc, types_pb2
 
 NGRAM = "ngram"
+NGRAM_FIRST = "ngram+"  # before a model's name: look for a match first
 SHIPPED = Path(__file__).parent / "models"  # drafts that come with forerun, by name
 
 
@@ -47,7 +50,13 @@ class Draft:
 
 def load(config: DraftConfig, cache: Path) -> Source:
     """The drafter that the settings name; loads its model, which takes a while. Raises ForerunErrors."""
-    return _ngram(config) if config.model == NGRAM else _model(config, cache)
+    if config.model == NGRAM:
+        return weightless(NgramDrafter(config.ngram_min, config.ngram_max), NGRAM, config.max_sessions)
+    source = _model(config, config.model.removeprefix(NGRAM_FIRST), cache)
+    if not config.model.startswith(NGRAM_FIRST):
+        return source
+    ngram = NgramDrafter(config.ngram_first_min, max(config.ngram_first_min, config.ngram_max))
+    return replace(source, drafter=NgramFirstDrafter(ngram, source.drafter))
 
 
 def weightless(drafter: Drafter, name: str, max_sessions: int) -> Source:
@@ -58,13 +67,9 @@ def weightless(drafter: Drafter, name: str, max_sessions: int) -> Source:
     return Source(drafter, DraftLimits(0, 0, (), max_sessions), info)
 
 
-def _ngram(config: DraftConfig) -> Source:
-    return weightless(NgramDrafter(config.ngram_min, config.ngram_max), NGRAM, config.max_sessions)
-
-
-def _model(config: DraftConfig, cache: Path) -> Source:
-    shipped = SHIPPED / config.model
-    folder = shipped if (shipped / "config.json").is_file() else model_folder(config.model, cache)
+def _model(config: DraftConfig, name: str, cache: Path) -> Source:
+    shipped = SHIPPED / name
+    folder = shipped if (shipped / "config.json").is_file() else model_folder(name, cache)
     target = model_folder(config.target, cache)
     runner = load_runner(config, folder, embeddings_from=target)
     model = runner.model
@@ -72,9 +77,15 @@ def _model(config: DraftConfig, cache: Path) -> Source:
     tokenizer_folder = folder if (folder / "tokenizer.json").is_file() else target
     info = service_info(config.model, model, tokenizer_folder, context_length, config.max_sessions)
     ends = tuple(sorted(model.end_token_ids))
+    head = None
+    if 0 < config.vocabulary < model.vocabulary_size:
+        head = restrict_head(model, config.vocabulary, ranking(folder, info.vocabulary_size), ends)
     kv_cache = KvCache(runner.block_count, runner.block_size)
-    drafter = ModelDrafter(runner, kv_cache, ends, config.max_batch_tokens)
-    return Source(drafter, DraftLimits(model.vocabulary_size, context_length, ends, config.max_sessions), info)
+    drafter = ModelDrafter(runner, kv_cache, ends, config.max_batch_tokens, head)
+    limits = DraftLimits(
+        model.vocabulary_size, context_length, ends, config.max_sessions, min_confidence=config.min_confidence
+    )
+    return Source(drafter, limits, info)
 
 
 def assemble(source: Source, tracing: Tracing) -> Draft:

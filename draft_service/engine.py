@@ -35,6 +35,7 @@ class DraftLimits:
     context_length: int
     end_token_ids: tuple[int, ...]
     max_sessions: int
+    min_confidence: float = 0.0  # see DraftSession
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +157,7 @@ class DraftEngine:
             expires_at=now + message.time_to_live_ms / 1000 if message.time_to_live_ms else None,
             sent_length=committed_length,
             run=Run(),
+            min_confidence=limits.min_confidence,
         )
 
     def _commit(
@@ -221,9 +223,7 @@ class DraftEngine:
             if (session.epoch, session.head) != (part.epoch, part.head):
                 self.stats.stale_entries += 1
                 continue
-            session.draft(proposal.token_ids)
-            if proposal.exhausted:
-                session.exhausted_at = session.head
+            session.draft(proposal)
             if session.sendable:
                 self._send(session)
 

@@ -6,9 +6,11 @@ they contradict what was drafted the sequence is truncated and the epoch rises. 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from draft_service.drafters.drafter import Proposal
 from forerun.runtime.sequence import Sequence as TokenSequence
 from forerun.runtime.stream import Stream
 from forerun.sampling_params import SamplingParams
@@ -51,6 +53,8 @@ class DraftSession:
     expires_at: float | None  # monotonic seconds
     sent_length: int  # candidates before this position were sent
     run: Run
+    min_confidence: float = 0.0  # a draft ends where the chance that all of it holds falls below this
+    confidences: list[float] = field(default_factory=list)  # one for each candidate
     exhausted_at: int = -1  # sequence length at which the drafter had nothing to add
     exhausted_sent: tuple[int, int] = (-1, -1)  # committed length and position for which that was told
     closed: bool = False
@@ -86,8 +90,10 @@ class DraftSession:
         if self.sequence.token_ids[start : start + known] != list(token_ids[:known]):
             raise Gap
         truncated = self._append(token_ids[known:])
+        del self.confidences[: len(token_ids) - known]
         if truncated or refuted_epoch >= self.epoch:
             truncated += self._truncate(self.committed_length)
+            self.confidences.clear()
             self.epoch = max(self.epoch, refuted_epoch) + 1
             self.run = Run()
             self.exhausted_sent = (-1, -1)  # that was of a dead epoch
@@ -113,12 +119,19 @@ class DraftSession:
         self.sequence.truncate(length)
         return removed
 
-    def draft(self, token_ids: Sequence[int]) -> None:
-        """Takes a drafter's tokens, as far as they are wanted and no end token comes before them."""
-        for token_id in token_ids[: self.wanted]:
+    def draft(self, proposal: Proposal) -> None:
+        """Takes a drafter's tokens: as far as they are wanted, likely to hold, and no end token comes before them."""
+        confidences = proposal.confidences or (1.0,) * len(proposal.token_ids)
+        for token_id, confidence in zip(proposal.token_ids[: self.wanted], confidences, strict=False):
             self.sequence.append((token_id,))
+            self.confidences.append(confidence)
             if token_id in self.end_token_ids:
                 return
+            if math.prod(self.confidences) < self.min_confidence:
+                self.exhausted_at = self.head
+                return
+        if proposal.exhausted:
+            self.exhausted_at = self.head
 
     @property
     def sendable(self) -> bool:

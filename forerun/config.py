@@ -77,7 +77,9 @@ class TargetConfig:
 class DraftConfig:
     """The draft service."""
 
-    model: str = setting("smollm2-135m-draft", "draft model name, hub id or folder; or ngram, which needs no weights")
+    model: str = setting(
+        "smollm2-135m-draft", "draft model name, hub id or folder; ngram, which needs no weights; or ngram+MODEL"
+    )
     target: str = setting("smollm2-135m", "the target's model, for embeddings that the draft shares with it")
     host: str = setting("127.0.0.1", "interface to listen on")
     port: int = setting(50062, "port to listen on; 0 takes a free one", low=0, high=65535)
@@ -90,6 +92,11 @@ class DraftConfig:
     max_batch_tokens: int = setting(512, "tokens in one step; longer prompts are prefilled in chunks", low=16)
     ngram_min: int = setting(2, "shortest match that the ngram drafter takes", low=1)
     ngram_max: int = setting(4, "longest match that the ngram drafter looks for", low=1)
+    ngram_first_min: int = setting(4, "shortest match that ngram+MODEL takes before it asks the model", low=1)
+    vocabulary: int = setting(0, "most frequent tokens that the draft model may propose; 0 is all", low=0)
+    min_confidence: float = setting(
+        0.0, "a draft ends where the chance that all of it holds falls below this; 0 never", low=0, high=1
+    )
     grace_s: float = setting(10.0, "seconds that open streams may go on after a stop signal", low=0)
 
     def __post_init__(self) -> None:

@@ -31,6 +31,7 @@ class Proposal:
 
     token_ids: tuple[int, ...]
     exhausted: bool = False  # nothing to add until more is committed
+    confidences: tuple[float, ...] = ()  # for each token the drafter's probability of it, 0..1; empty: not known
 
 
 class Drafter(Protocol):

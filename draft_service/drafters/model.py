@@ -15,6 +15,7 @@ import torch
 from draft_service.drafters.drafter import Proposal, Want
 from forerun.runtime.kv_cache import KvCache
 from forerun.runtime.model_runner import ForwardSlice
+from forerun.runtime.output_head import Head
 from forerun.runtime.sampling import DrawRequest, draw
 from forerun.runtime.sequence import Sequence as TokenSequence
 
@@ -41,11 +42,19 @@ Batch = tuple[Chunk | None, ...]  # None: no part of the budget was left for thi
 class ModelDrafter:
     """Drafts with a model over a paged cache, at most `max_batch_tokens` a step."""
 
-    def __init__(self, runner: Runner, cache: KvCache, end_token_ids: tuple[int, ...], max_batch_tokens: int) -> None:
+    def __init__(
+        self,
+        runner: Runner,
+        cache: KvCache,
+        end_token_ids: tuple[int, ...],
+        max_batch_tokens: int,
+        head: Head | None = None,
+    ) -> None:
         self._runner = runner
         self._cache = cache
         self._end_token_ids = end_token_ids
         self._max_batch_tokens = max_batch_tokens
+        self._head = head
 
     @property
     def total_blocks(self) -> int:
@@ -84,11 +93,17 @@ class ModelDrafter:
         chunks = [chunk for chunk in batch if chunk is not None]
         logits = self._runner.forward([chunk.forward for chunk in chunks])
         requests = [chunk.request for chunk in chunks if chunk.request is not None]
-        draws = iter(draw(logits, requests) if requests else ())
-        return [
-            Proposal((next(draws)[0].token_id,)) if chunk is not None and chunk.request is not None else Proposal(())
-            for chunk in batch
-        ]
+        proposals = iter(self._draw(logits, requests) if requests else ())
+        return [next(proposals) if chunk is not None and chunk.request is not None else Proposal(()) for chunk in batch]
+
+    def _draw(self, logits: torch.Tensor, requests: Sequence[DrawRequest]) -> list[Proposal]:
+        # [R, width of the head] -> [R, V]
+        spread = self._head.spread(logits) if self._head is not None else logits
+        tokens = [draws[0].token_id for draws in draw(spread, requests)]
+        rows = spread.float()
+        # [R]
+        likely = (rows[range(len(tokens)), tokens] - rows.logsumexp(-1)).exp()
+        return [Proposal((token,), confidences=(p,)) for token, p in zip(tokens, likely.tolist(), strict=True)]
 
     def settle(self, batch: Batch) -> None:
         for chunk in batch:
