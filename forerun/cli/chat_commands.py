@@ -100,8 +100,10 @@ def _max(talk: Talk, argument: str) -> None:
 def _draft(talk: Talk, argument: str) -> None:
     """candidates a round; - leaves it to the gateway"""
     if argument:
-        talk.options["draft_length"] = None if argument == "-" else _whole(argument, 1, MAX_DRAFT_LENGTH)
-        talk.options["window"] = None
+        length = None if argument == "-" else _whole(argument, 1, MAX_DRAFT_LENGTH)
+        talk.options["draft_length"] = length
+        if length and length > (talk.options.get("window") or length):  # which no gateway would take
+            talk.options["window"] = None
     talk.note(f"draft: {talk.options.get('draft_length') or 'as the gateway is set'}")
 
 

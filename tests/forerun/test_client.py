@@ -292,6 +292,24 @@ def test_an_event_of_a_later_protocol_is_passed_over(fake_gateway: FakeGateway, 
     assert read(fake_gateway.address, "x").answer.ended
 
 
+def test_status_is_the_gateways_own_message(fake_gateway: FakeGateway) -> None:
+    async def status() -> gateway_pb2.GetStatusResponse:
+        async with AsyncClient(fake_gateway.address) as client:
+            return await client.status()
+
+    async def no_status() -> None:
+        async with AsyncClient("no such host") as client:
+            await client.status()
+
+    with Client(fake_gateway.address) as client:
+        assert client.status() == asyncio.run(status())
+        assert client.status().targets[0].info.model_id == "large"
+    with pytest.raises(Unavailable):
+        asyncio.run(no_status())
+    with Client("no such host") as client, pytest.raises(Unavailable):
+        client.status()
+
+
 # How it goes on
 
 

@@ -87,8 +87,8 @@ def test_retry_asks_the_same_again_with_another_seed(chat: Any, fake_gateway: Fa
 
 def test_settings_hold_from_then_on(chat: Any, fake_gateway: FakeGateway) -> None:
     _, _, err = chat(
-        "/temperature 0.75", "/max 5", "/draft 6", "/off", "a", "/on", "/draft -", "/rounds", "b", "/system x",
-        "/system -", "/rounds", "c", flags="--window 12",
+        "/temperature 0.75", "/max 5", "/draft 12", "/draft 6", "/off", "a", "/on", "/draft -", "/rounds", "b",
+        "/system x", "/system -", "/rounds", "c", flags="--window 8",
     )  # fmt: skip
     a, b, c = fake_gateway.requests
     assert (a.temperature, a.max_tokens, a.speculation) == (
