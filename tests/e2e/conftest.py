@@ -1,4 +1,4 @@
-"""What the end-to-end tests share: a tiny pair of models, one event loop a module, and no settings from outside."""
+"""What the end-to-end tests share: a tiny pair of models, one event loop a module, no traces to outside."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.trio import Pair, make_pair
 
 @pytest.fixture(scope="session", autouse=True)
 def _no_settings_from_outside() -> Iterator[None]:
-    """No trace receiver and no FORERUN_* variable of the machine reaches the services."""
+    """No trace receiver of the machine hears of the tests."""
     taken = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith("OTEL_")}
     yield
     os.environ.update(taken)
