@@ -114,7 +114,14 @@ class GatewayConfig:
     targets: tuple[str, ...] = setting(["127.0.0.1:50061"], "target services, host:port, comma separated")
     drafts: tuple[str, ...] = setting(["127.0.0.1:50062"], "draft services, host:port, comma separated; may be empty")
     gateway_id: str = setting("", "this gateway's name to the services; empty draws a random one")
-    draft_length: int = setting(4, "candidates a round", low=1, high=MAX_DRAFT_LENGTH)
+    draft_length: int = setting(4, "candidates a round at most", low=1, high=MAX_DRAFT_LENGTH)
+    adaptive: str = setting(
+        "on",
+        "on: the gateway measures and lowers the draft length, to nothing where that is faster",
+        choices=("on", "off"),
+    )
+    draft_length_by_batch: str = setting("", "draft length by running sessions instead of measuring, as 1:4,4:2,9:0")
+    disable_above: int = setting(0, "no speculation while more than so many sessions run; 0 is no such limit", low=0)
     window: int = setting(
         0, "candidates outstanding, run-ahead included; 0 means draft_length: no run-ahead", low=0, high=MAX_WINDOW
     )

@@ -15,8 +15,10 @@ from typing import Any, TypeVar
 from forerun.config import GatewayConfig
 from forerun.errors import Overloaded, Unavailable
 from forerun.v1 import target_pb2, types_pb2
+from gateway.controller import DraftLengths
 from gateway.link import DraftLink, Link, TargetLink, hello
 from gateway.pairing import draft_refusal, protocol_refusal, target_refusal
+from gateway.round import Round
 from gateway.session import Session
 
 logger = logging.getLogger(__name__)
@@ -40,6 +42,7 @@ class Dispatcher:
         self.sessions: dict[int, Session] = {}
         self._waiting: dict[int, float] = {}  # sessions without a target, and since when
         self._changed = asyncio.Event()
+        self._draft_lengths = DraftLengths(config)
 
     @property
     def links(self) -> list[Link[Any, Any]]:
@@ -93,6 +96,7 @@ class Dispatcher:
         """Takes a session and places it."""
         self.sessions[session.session_id] = session
         self._waiting[session.session_id] = now
+        self._set_draft_lengths()
         self._place_draft(session, now)
         self._place_target(session)
 
@@ -103,6 +107,20 @@ class Dispatcher:
         self._waiting.pop(session.session_id, None)
         for link in self.links:
             link.release(session)
+        self._set_draft_lengths()
+
+    def on_round(self, session: Session, finished: Round) -> None:
+        """Learns from a finished round how long drafts should be."""
+        if session.adaptive and finished.index > 0 and self._draft_lengths.record(finished, len(self.sessions)):
+            self._set_draft_lengths()
+
+    def _set_draft_lengths(self) -> None:
+        """Has all sessions that leave it to the gateway use the draft length for the present load."""
+        length = self._draft_lengths.now(len(self.sessions))
+        for session in self.sessions.values():
+            if session.adaptive and session.draft_length != length:
+                session.draft_length = length
+                self.on_change(session)
 
     def on_change(self, session: Session) -> None:
         """Has both services told what is new about a session."""

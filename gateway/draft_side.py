@@ -73,6 +73,8 @@ class DraftSide:
                 self.owed_since = None
             change = draft_pb2.ConfigureDraft(draft_length=configuration[0], window=configuration[1])
             entries.append(self._entry(session, configure=change))
+        if session.draft_length == 0:  # paused: what is committed meanwhile goes as one when drafting goes on
+            return entries
         commit = self._commit(session)
         if commit is not None:
             self._owe(session)

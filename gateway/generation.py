@@ -79,6 +79,7 @@ class Generation:
     def on_round(self, session: Session, finished: Round, verdict: target_pb2.Verdict) -> None:
         self._queue.append((finished, verdict))
         asyncio.get_running_loop().call_soon(self._news.set)  # the services first: they work while the client reads
+        self._dispatcher.on_round(session, finished)
         if self._trace.traceparent:
             self._trace.round(
                 session.session_id,

@@ -147,10 +147,10 @@ def _speculation(wish: gateway_pb2.Speculation, config: GatewayConfig) -> Specul
         raise InvalidArgument(
             "speculation.window", f"is {wish.window}, must be from draft_length ({draft_length}) to {MAX_WINDOW}"
         )
-    window = wish.window if wish.HasField("window") else max(config.window, draft_length)
+    window = wish.window if wish.HasField("window") else config.window
     if wish.HasField("enabled") and not wish.enabled:
         return SpeculationSettings(0, 0)
-    return SpeculationSettings(draft_length, window)
+    return SpeculationSettings(draft_length, window, adaptive=not wish.HasField("draft_length"))
 
 
 def _check_ids(field: str, ids: Sequence[int], vocabulary_size: int) -> None:

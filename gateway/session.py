@@ -33,6 +33,7 @@ class SpeculationSettings:
 
     draft_length: int
     window: int
+    adaptive: bool = False  # the gateway may choose another draft length at any time
 
 
 class Listener(Protocol):
@@ -68,7 +69,8 @@ class Session:
         self.traceparent = traceparent
         self.deadline = deadline
         self.draft_length = speculation.draft_length
-        self.window = max(speculation.window, speculation.draft_length)
+        self.adaptive = speculation.adaptive
+        self._window = speculation.window
         self.commit_limit = len(self.token_ids)
         self.candidates = CandidateBuffer(MAX_WINDOW)
         self.target = TargetSide()
@@ -93,6 +95,11 @@ class Session:
     @property
     def output_token_ids(self) -> list[int]:
         return self.token_ids[self.prompt_length :]
+
+    @property
+    def window(self) -> int:
+        """How many candidates may be outstanding."""
+        return max(self._window, self.draft_length) if self.draft_length else 0
 
     @property
     def expected_draft_length(self) -> int:

@@ -251,9 +251,10 @@ class Trio:
 
     async def start_gateway(self, *, port: int = 0, tracing: Tracing | None = None, **settings: Any) -> GatewayNode:
         """One more gateway, in front of all targets and drafts that run, unless settings say otherwise."""
-        found = {
+        found: dict[str, Any] = {
             "targets": tuple(node.address for node in self.targets),
             "drafts": tuple(node.address for node in self.drafts),
+            "adaptive": "off",  # a test says itself how long drafts are
         }
         config = GatewayConfig(model=str(self.pair.target), **(found | settings))
         parts = gateway.assembly.assemble(config, self.pair.target, tracing or telemetry.setup("forerun-gateway"))

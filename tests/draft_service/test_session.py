@@ -42,7 +42,7 @@ class Deployment:
 def drafted(*token_ids: int) -> DraftSession:
     """A session that has drafted tokens and sent them."""
     session = Deployment().session
-    session.draft(token_ids)
+    session.draft(Proposal(tuple(token_ids)))
     session.take_unsent()
     return session
 
@@ -63,7 +63,7 @@ def test_a_commit_that_differs_truncates_and_raises_the_epoch() -> None:
 def test_a_repeated_rollback_changes_nothing() -> None:
     session = drafted(4, 5, 6, 7)
     session.commit(3, [4, 9], 1)
-    session.draft([8])
+    session.draft(Proposal((8,)))
     assert session.commit(3, [4, 9], 1) == 0
     assert (session.sequence.token_ids, session.epoch) == ([1, 2, 3, 4, 9, 8], 2)
 
@@ -102,7 +102,7 @@ def test_exhausted_is_told_once_for_a_length_and_again_under_a_new_epoch() -> No
     session = drafted(4, 0)
     assert not session.sendable
     session.commit(2, [3], 1)
-    session.draft([4, 0])
+    session.draft(Proposal((4, 0)))
     assert session.sendable
     assert session.take_unsent().exhausted
     session.exhausted_at = session.head
@@ -121,7 +121,7 @@ def test_exhausted_without_candidates_is_told_again_under_a_new_epoch() -> None:
 
 def test_a_shorter_draft_length_sends_what_is_now_a_whole_draft() -> None:
     deployment = Deployment()
-    deployment.session.draft([4, 5, 6])
+    deployment.session.draft(Proposal((4, 5, 6)))
     (answer,) = deployment.say(configure=draft_pb2.ConfigureDraft(draft_length=2, window=2))
     assert answer.candidates.token_ids == [4, 5, 6]
 

@@ -13,7 +13,7 @@ CONTEXT_LENGTH = 2048
 DRAFT_NOISE = 0.02  # about two candidates of four are accepted
 SEED = 20261129
 LENGTH = 500  # tokens of the usual answer: seconds, so that a fault falls into it
-QUICK = {"reconnect_min_s": 0.05, "reconnect_max_s": 0.3, "draft_timeout_s": 0.5}
+QUICK = {"reconnect_min_s": 0.05, "reconnect_max_s": 0.3, "draft_timeout_s": 0.5, "adaptive": "off"}
 
 
 @dataclass(frozen=True, slots=True)

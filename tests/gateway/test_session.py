@@ -200,12 +200,17 @@ def test_silence_opens_no_draft_where_there_was_none(session: Session) -> None:
     assert not session.draft.attached
 
 
-def test_a_paused_draft_owes_nothing(session: Session) -> None:
+def test_a_paused_draft_owes_nothing_and_hears_of_commits_in_bulk(session: Session) -> None:
     assert session.draft.owed_since is not None
     session.draft_length = 0
     commit(session, 3, 4)
-    assert [entry.WhichOneof("entry") for entry in tell_draft(session)] == ["configure", "advance"]
+    assert [entry.WhichOneof("entry") for entry in tell_draft(session)] == ["configure"]
     assert session.draft.owed_since is None
+    commit(session, 4, 5)
+    assert tell_draft(session) == []
+    session.draft_length = 2
+    configure, advance = tell_draft(session)
+    assert (configure.configure.draft_length, list(advance.advance.token_ids)) == (2, [4, 5])
 
 
 def test_the_commit_limit_only_rises(session: Session) -> None:
