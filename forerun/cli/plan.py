@@ -37,8 +37,8 @@ class Plan:
     @property
     def models(self) -> list[str]:
         """The models that must be pulled before the start."""
-        draft = [] if self.draft is None or self.draft.model in ("ngram", EMBEDDED_DRAFT) else [self.draft.model]
-        return [self.target.model, *draft]
+        draft = "ngram" if self.draft is None else self.draft.model.removeprefix("ngram+")
+        return [self.target.model, *([] if draft in ("ngram", EMBEDDED_DRAFT) else [draft])]
 
     @property
     def specs(self) -> list[Spec]:

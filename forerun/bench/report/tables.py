@@ -1,0 +1,158 @@
+"""The tables of a report: every figure, a row a variant and load."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from forerun.bench.advice import Advice
+from forerun.bench.load import Load
+from forerun.bench.records import Run
+from forerun.bench.report.svg import escape
+from forerun.bench.stats import Spread
+from forerun.bench.summary import Cell, Summary
+
+_NONE = "–"  # noqa: RUF001
+_MIB = 1 << 20
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]], groups: Sequence[tuple[str, int]] = ()) -> str:
+    """An HTML table. `groups` are headings over several columns; cells are text."""
+    over = "".join(f'<th colspan="{width}" class="over">{escape(name)}</th>' for name, width in groups)
+    head = "".join(f"<th>{escape(name)}</th>" for name in heads)
+    body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
+    first = f"<tr>{over}</tr>" if over else ""
+    return f'<div class="wide"><table><thead>{first}<tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def speed(summary: Summary, advice: Advice) -> str:
+    """Throughput and latencies."""
+    picks = {(choice.load, choice.pick) for choice in advice.choices}
+    metrics = ["TTFT, ms", "TPOT, ms", "inter-token latency, ms", "gap between chunks, ms", "request latency, s"]
+    groups = [("", 3), ("throughput", 3), *((metric, 3) for metric in metrics), ("requests", 2)]
+    heads = ["load", "variant", "advice", "tok/s", "over passes", "× off (95 %)", *(["p50", "p95", "p99"] * 5)]  # noqa: RUF001
+    return table([*heads, "done", "failed"], (_speed_row(cell, picks) for cell in _cells(summary)), groups)
+
+
+def _speed_row(cell: Cell, picks: set[tuple[Load, str]]) -> list[str]:
+    ratio = cell.speedup
+    return [
+        cell.load.label,
+        cell.variant,
+        "◂ run" if (cell.load, cell.variant) in picks else "",
+        f"{cell.throughput:.1f}",
+        f"{cell.throughput_range[0]:.1f} to {cell.throughput_range[1]:.1f}",
+        f"{ratio.value:.2f} ({ratio.low:.2f} to {ratio.high:.2f})" if ratio else _NONE,
+        *_quantiles(cell.ttft, 1e3),
+        *_quantiles(cell.tpot, 1e3),
+        *_quantiles(cell.itl, 1e3),
+        *_quantiles(cell.gap, 1e3),
+        *_quantiles(cell.latency, 1),
+        str(cell.requests),
+        str(cell.errors),
+    ]
+
+
+def speculation(summary: Summary) -> str:
+    """What speculation did and what it cost."""
+    groups = [("", 2), ("candidates", 5), ("a round, ms", 5), ("", 3)]
+    heads = ["load", "variant", "rounds with", "accepted", "by position", "tokens a round", "drafted, unused"]
+    heads += ["whole", "target's step", "waiting", "the rest", "drafting*"]
+    heads += ["share waiting", "requests at once", "same output as off"]
+    return table(heads, (_speculation_row(cell) for cell in _cells(summary)), groups)
+
+
+def _speculation_row(cell: Cell) -> list[str]:
+    rounds = cell.rounds
+    whole = rounds.round_ms or 1.0
+    return [
+        cell.load.label,
+        cell.variant,
+        f"{rounds.with_candidates:.0%}" if rounds.drafted else _NONE,
+        _percent(rounds.acceptance),
+        " ".join(f"{rate:.2f}" for rate in rounds.rates) or _NONE,
+        f"{rounds.mean_length:.2f}",
+        _percent(unused(cell)),
+        *(
+            f"{value:.1f}"
+            for value in (rounds.round_ms, rounds.step_ms, rounds.wait_ms, rounds.other_ms, rounds.draft_ms)
+        ),
+        f"{rounds.wait_ms / whole:.0%}",
+        f"{cell.in_flight:.1f}",
+        f"{cell.identical} of {cell.compared}" if cell.compared else _NONE,
+    ]
+
+
+def unused(cell: Cell) -> float | None:
+    """The share of the draft's work that no round verified: proposals thrown away by a rollback or at the end."""
+    proposed = cell.counters.get("draft.drafted_tokens", 0)
+    return max(0.0, 1 - cell.rounds.drafted / proposed) if proposed and cell.rounds.drafted else None
+
+
+def categories(summary: Summary) -> str:
+    """Acceptance and tokens a round by kind of prompt, darker where more is accepted."""
+    names = summary.categories
+    rows = []
+    for variant in summary.speculating:
+        cells = [summary.by_category.get((variant, name)) for name in names]
+        if not any(cell is not None and cell.drafted for cell in cells):
+            continue
+        shown = "".join(
+            f'<td class="heat" style="--heat:{cell.acceptance:.2f}">{cell.acceptance:.0%} '
+            f"<small>{cell.mean_length:.2f}</small></td>"
+            if cell is not None and cell.acceptance is not None
+            else f"<td>{_NONE}</td>"
+            for cell in cells
+        )
+        rows.append(f"<tr><td>{escape(variant)}</td>{shown}</tr>")
+    if not rows or not names:
+        return ""
+    head = "".join(f"<th>{escape(name)}</th>" for name in ("variant", *names))
+    body = f"<thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody>"
+    return f'<div class="wide"><table class="heatmap">{body}</table></div>'
+
+
+def memory(summary: Summary) -> str:
+    """Memory of the services and of the GPUs. Empty if none could be read."""
+    rows = []
+    for cell in _cells(summary):
+        services = [f"{name} {size / _MIB:.0f}" for name, size in sorted(cell.pss_bytes.items())]
+        total = sum(cell.pss_bytes.values()) / _MIB
+        gpus = [f"{gpu.name}: {gpu.used_mib} MiB, {gpu.utilisation:.0%} busy" for gpu in cell.gpus]
+        if services or gpus:
+            shown = f"{total:.0f}" if services else _NONE
+            rows.append([cell.load.label, cell.variant, shown, ", ".join(services) or _NONE, "; ".join(gpus) or _NONE])
+    return table(["load", "variant", "all services, MiB", "each, MiB (PSS)", "GPU"], rows) if rows else ""
+
+
+def settings(run: Run) -> str:
+    """What was run, on what."""
+    rows = [[name.replace("_", " "), _shown(value)] for name, value in {**run.settings, **run.machine}.items()]
+    rows += [[f"version of {name}", version] for name, version in run.versions.items()]
+    for deployment in run.deployments:
+        what = deployment.failure or f"draft {deployment.draft or 'none'}, target {deployment.target}"
+        where = "" if deployment.failure else f", {deployment.dtype}, {deployment.device}"
+        rows.append([f"services for {deployment.drafter or 'off'}", what + where])
+    return table(["", ""], rows)
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, list):
+        return ", ".join(str(item) for item in value) or "none"
+    if isinstance(value, float):
+        return f"{value:g}"
+    return str(value)
+
+
+def _cells(summary: Summary) -> list[Cell]:
+    return [cell for load in summary.loads for cell in summary.at(load)]
+
+
+def _quantiles(found: Spread | None, factor: float) -> list[str]:
+    if found is None:
+        return [_NONE] * 3
+    digits = 2 if factor == 1 else 1
+    return [f"{value * factor:.{digits}f}" for value in (found.p50, found.p95, found.p99)]
+
+
+def _percent(value: float | None) -> str:
+    return _NONE if value is None else f"{value:.0%}"
