@@ -164,6 +164,28 @@ def test_character_of_several_tokens_is_never_torn(loop: asyncio.Runner, running
     loop.run(test())
 
 
+def test_answer_cut_short_in_mid_character_goes_on_behind_it(loop: asyncio.Runner, running: Trio) -> None:
+    """max_tokens fell inside a character, whose bytes were shown as U+FFFD; a larger one goes on, nothing twice."""
+    snowman = running.gateways[0].parts.tokenizer.encode_text("\u2603", False)
+    fields = {"temperature": 1.0, "ignore_eos": True, "frequency_penalty": 1.0, "seed": 10}
+    fields["logit_bias"] = dict.fromkeys(snowman, 80.0)
+
+    async def test() -> int:
+        torn = 0
+        whole = await running.generate(PROMPT, 0, max_tokens=14, **fields)
+        for limit in range(1, 14):
+            held = await running.generate(PROMPT, DRAFT_LENGTH, max_tokens=limit, **fields)
+            rest = await resume(running, held, fields | {"max_tokens": 14})
+            assert held.ids + rest.ids == whole.ids
+            both = held.text + rest.text
+            assert len(both) == len(whole.text)
+            assert all(mine in (theirs, "\ufffd") for mine, theirs in zip(both, whole.text, strict=True))
+            torn += both != whole.text
+        return torn
+
+    assert loop.run(test()) > 0
+
+
 def at_every_message(whole: Answer) -> Iterator[Answer]:
     """Clients that received any number of messages, up to all of them."""
     for number in range(len(whole.chunks) + 1):
