@@ -11,6 +11,7 @@ from forerun.bench.variants import NGRAM, OFF, parse_variant
 
 MATCH = 0.60  # acceptance below it is a mismatch
 RARE = 0.20  # a place in the draft accepted less often is not worth drafting
+MORE = 0.40  # a last candidate accepted so often asks for longer drafts
 LONG_WAIT = 0.25  # of a round
 COSTLY_STEP = 1.25  # times a plain step
 FEW = 16  # requests
@@ -68,22 +69,26 @@ def _drafters(summary: Summary) -> Iterator[str]:
     for drafter, cells in by_drafter.items():
         rates = sorted(cell.rounds.acceptance or 0.0 for cell in cells)
         shown = f"{rates[0]:.0%}" if f"{rates[0]:.0%}" == f"{rates[-1]:.0%}" else f"{rates[0]:.0%} to {rates[-1]:.0%}"
+        length = _useful_length(cells)
         if rates[-1] >= MATCH:
-            yield f"{drafter}: {shown} of the candidates are accepted; draft and target match well."
+            yield f"{drafter}: {shown} of the candidates are accepted; draft and target match well.{length}"
             continue
         advice = ""
         if drafter == NGRAM:
             advice = ": the text seldom repeats itself. It pays where answers copy from the prompt"
         elif not explained:
             advice, explained = _MISMATCH, True
-        yield f"{drafter}: {shown} of the candidates are accepted, under {MATCH:.0%}{advice}.{_useful_length(cells)}"
+        yield f"{drafter}: {shown} of the candidates are accepted, under {MATCH:.0%}{advice}.{length}"
 
 
 def _useful_length(cells: list[Cell]) -> str:
     longest = max(cells, key=lambda cell: len(cell.rounds.rates))
     useful = sum(rate >= RARE for rate in longest.rounds.rates)
     if useful == len(longest.rounds.rates):
-        return ""
+        last = longest.rounds.rates[-1]
+        return f" The last of {useful} is still accepted {last:.0%} of the time: measure longer drafts." * (
+            last >= MORE
+        )
     place = _ORDINALS.get(useful + 1, f"{useful + 1}th")
     advice = f"a draft length of {useful} loses little" if useful else "even a draft length of 1 is seldom of use"
     return f" Its {place} candidate is accepted in fewer than one round in {1 / RARE:.0f}: {advice}."
@@ -114,8 +119,8 @@ def _late(summary: Summary) -> Iterator[str]:
     if shares and min(shares.values()) < MOSTLY_PLAIN:
         name = min(shares, key=lambda key: shares[key])
         yield (
-            f"With {name} only {shares[name]:.0%} of the rounds had candidates: the draft had none, or they came too "
-            "late and the target found that waiting for them does not pay."
+            f"With {name} only {shares[name]:.0%} of the rounds had candidates: the draft had none, the target found that "
+            "waiting for them does not pay, or the gateway, left to choose, chose plain rounds."
         )
 
 

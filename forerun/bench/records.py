@@ -126,7 +126,6 @@ class Deployment:
     dtype: str = ""
     device: str = ""
     failure: str = ""
-    notes: list[str] = field(default_factory=list)
 
 
 @dataclass(slots=True)

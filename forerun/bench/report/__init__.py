@@ -139,11 +139,8 @@ def _timelines(run: Run, summary: Summary, advice: Advice) -> str:
 
 def _tables(run: Run, summary: Summary, advice: Advice) -> str:
     parts = [
-        (
-            "Speed",
-            tables.speed(summary, advice),
-            "TTFT: time to first token. TPOT: time per output token after the first.",
-        ),
+        ("Speed", tables.speed(summary, advice), "TPOT: time per output token after the first."),
+        ("Latencies", tables.latencies(summary), "TTFT: time to first token."),
         (
             "Speculation",
             tables.speculation(summary),

@@ -25,31 +25,44 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]], groups: Sequence[
 
 
 def speed(summary: Summary, advice: Advice) -> str:
-    """Throughput and latencies."""
+    """Throughput, pace and failures; what is advised is marked."""
     picks = {(choice.load, choice.pick) for choice in advice.choices}
-    metrics = ["TTFT, ms", "TPOT, ms", "inter-token latency, ms", "gap between chunks, ms", "request latency, s"]
-    groups = [("", 3), ("throughput", 3), *((metric, 3) for metric in metrics), ("requests", 2)]
-    heads = ["load", "variant", "advice", "tok/s", "over passes", "× off (95 %)", *(["p50", "p95", "p99"] * 5)]  # noqa: RUF001
-    return table([*heads, "done", "failed"], (_speed_row(cell, picks) for cell in _cells(summary)), groups)
+    groups = [("", 2), ("throughput, tok/s", 2), ("", 1), ("TPOT, ms", 3), ("requests", 2)]
+    heads = ["load", "variant", "all", "over passes", "× off (95 %)", "p50", "p95", "p99", "done", "failed"]  # noqa: RUF001
+    return table(heads, (_speed_row(cell, picks) for cell in _cells(summary)), groups)
 
 
 def _speed_row(cell: Cell, picks: set[tuple[Load, str]]) -> list[str]:
     ratio = cell.speedup
     return [
         cell.load.label,
-        cell.variant,
-        "◂ run" if (cell.load, cell.variant) in picks else "",
+        f"{cell.variant} ◂ run" if (cell.load, cell.variant) in picks else cell.variant,
         f"{cell.throughput:.1f}",
         f"{cell.throughput_range[0]:.1f} to {cell.throughput_range[1]:.1f}",
         f"{ratio.value:.2f} ({ratio.low:.2f} to {ratio.high:.2f})" if ratio else _NONE,
-        *_quantiles(cell.ttft, 1e3),
         *_quantiles(cell.tpot, 1e3),
-        *_quantiles(cell.itl, 1e3),
-        *_quantiles(cell.gap, 1e3),
-        *_quantiles(cell.latency, 1),
         str(cell.requests),
         str(cell.errors),
     ]
+
+
+def latencies(summary: Summary) -> str:
+    """What a request and a token wait for."""
+    metrics = ["TTFT, ms", "inter-token latency, ms", "gap between chunks, ms", "request latency, s"]
+    groups = [("", 2), *((metric, 3) for metric in metrics)]
+    heads = ["load", "variant", *(["p50", "p95", "p99"] * 4)]
+    rows = (
+        [
+            cell.load.label,
+            cell.variant,
+            *_quantiles(cell.ttft, 1e3),
+            *_quantiles(cell.itl, 1e3),
+            *_quantiles(cell.gap, 1e3),
+            *_quantiles(cell.latency, 1),
+        ]
+        for cell in _cells(summary)
+    )
+    return table(heads, rows, groups)
 
 
 def speculation(summary: Summary) -> str:

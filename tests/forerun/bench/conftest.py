@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from collections.abc import Iterator
 from concurrent import futures
@@ -24,6 +26,7 @@ class SpeculatingGateway(FakeGateway):
     draft: str = "small"
     changed_by: str = ""  # the word in a prompt whose answer speculation changes, which it must never do
     together: threading.Barrier | None = None  # answers only when so many wait for an answer
+    interrupted_at: int = 0  # the request with which somebody presses Ctrl-C
     most_at_once: int = 0
     _at_once: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -36,6 +39,8 @@ class SpeculatingGateway(FakeGateway):
         try:
             if "FAIL" in request.chat.messages[-1].content:
                 context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "the queue is full")
+            if len(self.requests) == self.interrupted_at:
+                os.kill(os.getpid(), signal.SIGINT)
             if self.together is not None:
                 self.together.wait(timeout=20)
             yield from self._answer(request)

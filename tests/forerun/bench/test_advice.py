@@ -74,7 +74,8 @@ def test_acceptance_under_60_percent_is_called_a_mismatch_and_a_length_is_propos
     assert "under 60%: draft and target are a mismatch" in text
     assert "Its second candidate is accepted in fewer than one round in 5: a draft length of 1 loses little." in text
     good = made_up_run((OFF, "model:4"), (4,), {"model:4": Costs(accept=0.95)})
-    assert "draft and target match well" in " ".join(findings(good, summarise(good)))
+    text = " ".join(findings(good, summarise(good)))
+    assert "draft and target match well. The last of 4 is still accepted" in text
 
 
 def test_kinds_of_prompts_are_told_apart() -> None:

@@ -139,3 +139,16 @@ def test_a_report_of_a_run_from_elsewhere_needs_no_services(tmp_path: Path, caps
     assert main(["bench", "--report-from", str(tmp_path / "bench.json"), "-o", str(tmp_path / "r.html")]) == 0
     assert "Run model:" in capsys.readouterr().out
     assert (tmp_path / "r.html").stat().st_size > 10_000
+
+
+def test_ctrl_c_keeps_the_passes_that_were_complete(
+    gateway: SpeculatingGateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    gateway.interrupted_at = 6  # in the third pass: one warm-up request, then two a pass
+    arguments = ["bench", "--address", gateway.address, "--variants", "off,draft:2", *SMALL, "--passes", "2"]
+    assert main(arguments) == 130
+    run = records.restore(tmp_path / "bench.json")
+    assert not run.complete and 1 <= len(run.passes) < 4
+    assert "The run was interrupted" in capsys.readouterr().out
+    assert "The run was interrupted" in (tmp_path / "bench.html").read_text()
