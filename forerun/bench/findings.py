@@ -119,8 +119,8 @@ def _late(summary: Summary) -> Iterator[str]:
     if shares and min(shares.values()) < MOSTLY_PLAIN:
         name = min(shares, key=lambda key: shares[key])
         yield (
-            f"With {name} only {shares[name]:.0%} of the rounds had candidates: the draft had none, the target found that "
-            "waiting for them does not pay, or the gateway, left to choose, chose plain rounds."
+            f"With {name} only {shares[name]:.0%} of the rounds had candidates: the draft had none, the target found "
+            "that waiting for them does not pay, or the gateway, left to choose, chose plain rounds."
         )
 
 

@@ -106,6 +106,6 @@ def _key() -> list[str]:
     parts += [_rejected(_LEFT + 80, 4, ""), text(_LEFT + 96, 14, "rejected", "note")]
     parts += [tag("circle", cx=_LEFT + 163, cy=9.5, r=_SIZE / 2, class_="own")]
     parts += [text(_LEFT + 174, 14, "the target's own token", "note")]
-    for x, css, meaning in ((310.0, "draft", "drafting"), (390.0, "wait", "waiting"), (470.0, "step", "verifying")):
+    for x, css, meaning in ((322.0, "draft", "drafting"), (402.0, "wait", "waiting"), (480.0, "step", "verifying")):
         parts += [rectangle(_LEFT + x, 4, _SIZE, _SIZE, css), text(_LEFT + x + 16, 14, meaning, "note")]
-    return [*parts, text(_LEFT + 560, 14, "blank: hops between the services", "note")]
+    return [*parts, text(_LEFT + 566, 14, "blank: hops between the services", "note")]
