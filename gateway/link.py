@@ -36,7 +36,7 @@ from gateway.target_side import TargetSide
 logger = logging.getLogger(__name__)
 
 INFO_TIMEOUT_S = 5.0
-MAX_CLOSING = 4096  # answers owed about sessions that are not here; a replica that causes more is confused
+WRITE_TIMEOUT_S = 15.0  # a replica that takes no message for so long is lost; what it is owed would pile up
 
 RequestT = TypeVar("RequestT")
 ResponseT = TypeVar("ResponseT")
@@ -181,9 +181,7 @@ class Link(ABC, Generic[RequestT, ResponseT]):
             self.silent = False
             for entry in response.entries:
                 session = self.sessions.get(entry.session_id)
-                if session is None:
-                    self._refuse(entry)
-                elif entry.attachment == self.side(session).attachment:
+                if session is not None and entry.attachment == self.side(session).attachment:
                     self.dispatch(session, entry, now)
         code = await call.code()
         raise (
@@ -191,12 +189,6 @@ class Link(ABC, Generic[RequestT, ResponseT]):
             if code is _REFUSED
             else grpc.RpcError(f"the stream ended: {code.name} {await call.details()}")
         )
-
-    def _refuse(self, entry: Any) -> None:
-        if len(self._closing) >= MAX_CLOSING:
-            raise grpc.RpcError("it talks of sessions that nobody has, faster than it can be told")
-        self._closing.append(self.closing(entry))
-        self._output.set()
 
     async def _write(self, call: Any) -> None:
         while True:
@@ -207,7 +199,14 @@ class Link(ABC, Generic[RequestT, ResponseT]):
             for session in dirty.values():
                 entries += self.side(session).entries(session)
             if entries:
+                await self._send(call, entries)
+
+    async def _send(self, call: Any, entries: list[Any]) -> None:
+        try:
+            async with asyncio.timeout(WRITE_TIMEOUT_S):
                 await call.write(self.request(entries=entries))
+        except TimeoutError:
+            self.break_off(f"it has not read for {WRITE_TIMEOUT_S:g} s")
 
     def _lose(self, state: State, why: str) -> None:
         if self.state != state or self.detail != why:
@@ -237,10 +236,6 @@ class Link(ABC, Generic[RequestT, ResponseT]):
     @abstractmethod
     def request(self, **content: Any) -> RequestT:
         """A message for the stream."""
-
-    @abstractmethod
-    def closing(self, entry: Any) -> Any:
-        """The answer to an entry of a session that is not here any more."""
 
     @abstractmethod
     def dispatch(self, session: Session, entry: Any, now: float) -> None:
@@ -283,11 +278,6 @@ class TargetLink(Link[target_pb2.VerifyRequest, target_pb2.VerifyResponse]):
     def request(self, **content: Any) -> target_pb2.VerifyRequest:
         return target_pb2.VerifyRequest(**content)
 
-    def closing(self, entry: target_pb2.TargetResponseEntry) -> target_pb2.TargetRequestEntry:
-        return target_pb2.TargetRequestEntry(
-            session_id=entry.session_id, attachment=entry.attachment, close=types_pb2.Close()
-        )
-
     def dispatch(self, session: Session, entry: target_pb2.TargetResponseEntry, now: float) -> None:
         kind = entry.WhichOneof("entry")
         if kind == "verdict":
@@ -321,11 +311,6 @@ class DraftLink(Link[draft_pb2.SpeculateRequest, draft_pb2.SpeculateResponse]):
     def request(self, **content: Any) -> draft_pb2.SpeculateRequest:
         return draft_pb2.SpeculateRequest(**content)
 
-    def closing(self, entry: draft_pb2.DraftResponseEntry) -> draft_pb2.DraftRequestEntry:
-        return draft_pb2.DraftRequestEntry(
-            session_id=entry.session_id, attachment=entry.attachment, close=types_pb2.Close()
-        )
-
     def dispatch(self, session: Session, entry: draft_pb2.DraftResponseEntry, now: float) -> None:
         kind = entry.WhichOneof("entry")
         session.draft.owed_since = None
@@ -336,7 +321,7 @@ class DraftLink(Link[draft_pb2.SpeculateRequest, draft_pb2.SpeculateResponse]):
         elif kind == "detached":
             session.on_detached(entry.detached, now)
         if not session.draft.attached:
-            self.sessions.pop(session.session_id, None)
+            self.release(session)
         self._owner.on_change(session)
 
 

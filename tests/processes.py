@@ -186,7 +186,7 @@ class Service:
     def stats(self) -> types_pb2.ServiceStats:
         """A model service's counters."""
         with dial(self.address) as channel:
-            if self.module == "target_service":
+            if "target" in self.module:
                 request = target_pb2.TargetServiceGetStatsRequest()
                 stats: types_pb2.ServiceStats = (
                     target_pb2_grpc.TargetServiceStub(channel).GetStats(request, timeout=10, wait_for_ready=True).stats
@@ -266,14 +266,6 @@ class Answer:
             self.token_ids += response.chunk.token_ids
             self.text += response.chunk.text
             self.rounds += response.chunk.rounds
-
-    def drafted_from(self, position: int) -> int:
-        """How many candidates were verified in rounds that began at or after the position, in output tokens."""
-        drafted, length = 0, 0
-        for finished in self.rounds:
-            drafted += len(finished.draft_token_ids) if length >= position else 0
-            length += len(finished.committed_token_ids)
-        return drafted
 
     def cancel(self) -> None:
         """Hangs up."""

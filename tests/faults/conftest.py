@@ -10,6 +10,7 @@ import pytest
 from tests.faults.usual import (
     CONTEXT_LENGTH,
     DRAFT_NOISE,
+    PATIENT_TARGET,
     QUICK,
     Checkpoints,
     add_draft,
@@ -36,17 +37,24 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
 
 @pytest.fixture(scope="session")
 def lasting(forker: Forker, checkpoints: Checkpoints, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    """The target and the draft that the tests share."""
+    """The services that the tests share: a target that waits for drafts, a draft, a target that need not."""
     with Fleet(forker, tmp_path_factory.mktemp("services")) as fleet:
-        add_target(fleet, checkpoints).start(wait=False)
+        add_target(fleet, checkpoints, PATIENT_TARGET, max_patience_ms=100).start(wait=False)
         add_draft(fleet, checkpoints).start(wait=False)
+        add_target(fleet, checkpoints).start(wait=False)
         yield fleet
 
 
 @pytest.fixture
 def target(lasting: Fleet) -> Service:
-    """A target that serves."""
+    """A target that serves, and waits for candidates so that surely some are verified."""
     return healed(lasting.services[0])
+
+
+@pytest.fixture
+def frugal_target(lasting: Fleet) -> Service:
+    """A target that serves, and waits for candidates as long as that pays: the product's own policy."""
+    return healed(lasting.services[2])
 
 
 @pytest.fixture

@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import random
 import threading
+import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent import futures
 from contextlib import contextmanager
@@ -14,6 +16,7 @@ import pytest
 
 from forerun.config import PROTOCOL_VERSION
 from forerun.v1 import draft_pb2, draft_pb2_grpc, types_pb2
+from gateway.session import DRAFT_RETRY_S, MAX_DRAFT_REOPENS
 from tests.faults.usual import SEED, request
 from tests.processes import Answer, Fleet, Service, eventually
 
@@ -68,9 +71,14 @@ def other_attachments_and_sessions(entry: draft_pb2.DraftRequestEntry, chance: r
     return found
 
 
-def the_largest_of_everything(entry: draft_pb2.DraftRequestEntry, chance: random.Random) -> list[Entry]:
+def the_largest_epochs(entry: draft_pb2.DraftRequestEntry, chance: random.Random) -> list[Entry]:
+    return [candidates(entry, [5], 1 << 61), candidates(entry, [5], MAX_UINT64)]
+
+
+def the_longest_times(entry: draft_pb2.DraftRequestEntry, chance: random.Random) -> list[Entry]:
     more = {"round_index": MAX_UINT32, "draft_ns": MAX_UINT64, "steps": MAX_UINT32}
-    return [candidates(entry, [5], MAX_UINT64, **more), candidates(entry, [5], 1 << 61, **more)] * 2
+    epoch = 1 + told(entry)
+    return [candidates(entry, [5], epoch, **more), candidates(entry, [5, 6], epoch, **more)]
 
 
 def giant_runs(entry: draft_pb2.DraftRequestEntry, chance: random.Random) -> list[Entry]:
@@ -102,7 +110,7 @@ class Liar(draft_pb2_grpc.DraftServiceServicer):
     """A draft that fits, by its own word, and answers each entry by a script."""
 
     def __init__(self, script: Script) -> None:
-        self.told = 0  # entries it was sent
+        self.kinds: Counter[str] = Counter()  # of the entries it was sent
         self._script = script
         self._chance = random.Random(SEED)
         self.gone = threading.Event()
@@ -117,7 +125,7 @@ class Liar(draft_pb2_grpc.DraftServiceServicer):
         self, requests: Iterator[draft_pb2.SpeculateRequest], context: object
     ) -> Iterator[draft_pb2.SpeculateResponse]:
         for message in requests:
-            self.told += len(message.entries)
+            self.kinds.update(str(entry.WhichOneof("entry")) for entry in message.entries)
             entries = [lie for entry in message.entries for lie in self._script(entry, self._chance)]
             if entries:
                 yield draft_pb2.SpeculateResponse(entries=entries)
@@ -131,7 +139,7 @@ class Flood(Liar):
     ) -> Iterator[draft_pb2.SpeculateResponse]:
         next(requests)
         first = next(requests).entries[0]
-        self.told += 1
+        self.kinds["open"] += 1
         while not self.gone.is_set():
             yield draft_pb2.SpeculateResponse(entries=self._script(first, self._chance))
 
@@ -154,7 +162,8 @@ SCRIPTS: list[Script] = [
     wrong_tokens_under_ever_higher_epochs,
     wrong_positions_and_epochs,
     other_attachments_and_sessions,
-    the_largest_of_everything,
+    the_largest_epochs,
+    the_longest_times,
     giant_runs,
     need_open_whatever_is_said,
     detached_for_reasons_nobody_knows,
@@ -165,31 +174,53 @@ SCRIPTS: list[Script] = [
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.__name__)
 def test_lies_change_no_token(
-    script: Script, add_gateway: Add, fleet: Fleet, target: Service, undisturbed: Answer
+    script: Script, add_gateway: Add, fleet: Fleet, frugal_target: Service, undisturbed: Answer
 ) -> None:
-    assert_unharmed(Liar(script), add_gateway, fleet, target, undisturbed)
+    assert_unharmed(Liar(script), add_gateway, fleet, frugal_target, undisturbed)
 
 
 @pytest.mark.parametrize(
     "script", [unknown_sessions_in_floods, wrong_positions_and_epochs, giant_runs], ids=lambda script: script.__name__
 )
 def test_floods_change_no_token(
-    script: Script, add_gateway: Add, fleet: Fleet, target: Service, undisturbed: Answer
+    script: Script, add_gateway: Add, fleet: Fleet, frugal_target: Service, undisturbed: Answer
 ) -> None:
-    assert_unharmed(Flood(script), add_gateway, fleet, target, undisturbed)
+    assert_unharmed(Flood(script), add_gateway, fleet, frugal_target, undisturbed)
 
 
-def assert_unharmed(liar: Liar, add_gateway: Add, fleet: Fleet, target: Service, undisturbed: Answer) -> None:
+def test_a_draft_that_always_wants_to_be_told_again_is_told_so_often_and_no_more(
+    add_gateway: Add, fleet: Fleet, frugal_target: Service, undisturbed: Answer
+) -> None:
+    liar = Liar(need_open_whatever_is_said)
+    began = time.monotonic()
+    assert_unharmed(liar, add_gateway, fleet, frugal_target, undisturbed)
+    assert 1 < liar.kinds["open"] <= MAX_DRAFT_REOPENS * (1 + (time.monotonic() - began) // DRAFT_RETRY_S)
+
+
+def test_a_session_whose_draft_talks_nonsense_is_closed_there(
+    add_gateway: Add, fleet: Fleet, frugal_target: Service
+) -> None:
+    liar = Liar(ids_out_of_range)
+    with served(liar) as port:
+        gateway = add_gateway([frugal_target], [fleet.add("draft_service", port=port)]).start()
+        with Answer(gateway.address, request()) as answer:
+            answer.read(1)
+            eventually(lambda: liar.kinds["close"] == 1, 5, "the draft is told, while the answer goes on")
+            assert gateway.status().running_requests == 1
+        assert liar.kinds["open"] == 1, "and never asked again for this session"
+
+
+def assert_unharmed(liar: Liar, add_gateway: Add, fleet: Fleet, frugal_target: Service, undisturbed: Answer) -> None:
     """A short answer under the draft's lies; a long one would only take longer."""
     length = 150
     with served(liar) as port:
-        gateway = add_gateway([target], [fleet.add("draft_service", port=port)]).start()
+        gateway = add_gateway([frugal_target], [fleet.add("draft_service", port=port)]).start()
         before = gateway.rss_bytes()
         with Answer(gateway.address, request(length, logprobs=0)) as answer:
             answer.read()
         grown = gateway.rss_bytes() - before
-        assert liar.told > 0, "the draft was asked"
+        assert liar.kinds["open"] > 0, "the draft was asked"
     assert answer.token_ids == undisturbed.token_ids[:length]
     assert grown < MEMORY_BYTES, f"the gateway grew by {grown >> 20} MiB (seed {SEED})"
     assert "Traceback" not in gateway.log
-    eventually(lambda: target.stats().open_sessions == 0, 1, "the target is free")
+    eventually(lambda: frugal_target.stats().open_sessions == 0, 1, "the target is free")

@@ -12,6 +12,7 @@ from tests.processes import Fleet, Service, eventually
 CONTEXT_LENGTH = 2048
 DRAFT_NOISE = 0.02  # about two candidates of four are accepted
 SEED = 20261129
+PATIENT_TARGET = "tests.patient_target"
 LENGTH = 500  # tokens of the usual answer: seconds, so that a fault falls into it
 QUICK = {"reconnect_min_s": 0.05, "reconnect_max_s": 0.3, "draft_timeout_s": 0.5, "adaptive": "off"}
 
@@ -24,8 +25,8 @@ class Checkpoints:
     draft: Path
 
 
-def add_target(fleet: Fleet, checkpoints: Checkpoints, **settings: object) -> Service:
-    return fleet.add("target_service", **{"model": checkpoints.target, "grace_s": 5, **settings})
+def add_target(fleet: Fleet, checkpoints: Checkpoints, module: str = "target_service", **settings: object) -> Service:
+    return fleet.add(module, **{"model": checkpoints.target, "grace_s": 5, **settings})
 
 
 def add_draft(fleet: Fleet, checkpoints: Checkpoints, **settings: object) -> Service:
