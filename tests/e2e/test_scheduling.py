@@ -227,7 +227,7 @@ def test_place_taken_by_another_gateway_is_waited_for(loop: asyncio.Runner, pair
 def test_deadline_in_mid_answer_frees_both_sequences(loop: asyncio.Runner, pair: Pair) -> None:
     async def test() -> None:
         async with trio(pair, MODEL, gateway={"credit_tokens": 4}) as services:
-            call = await stalled(services, draft_length=4, timeout=1.0)
+            call = await stalled(services, draft_length=4, timeout=2.0)
             assert (await services.target.stats()).open_sessions == 1
             assert (await services.draft.stats()).open_sessions == 1
             with pytest.raises(grpc.aio.AioRpcError) as late:
@@ -258,7 +258,7 @@ def test_services_let_go_by_themselves_when_the_time_is_up(loop: asyncio.Runner,
 
     async def test() -> None:
         target, draft = TargetWire(running.target.stub.Verify()), DraftWire(running.draft.stub.Speculate())
-        opening: dict[str, Any] = {"prompt_token_ids": [5, 6], "sampling": good_sampling(), "time_to_live_ms": 300}
+        opening: dict[str, Any] = {"prompt_token_ids": [5, 6], "sampling": good_sampling(), "time_to_live_ms": 1000}
         await target.greet()
         await draft.greet()
         await target.say(1, open=target_pb2.TargetOpen(**opening))

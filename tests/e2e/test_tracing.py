@@ -73,6 +73,11 @@ def check_tree(spans: list[ReceivedSpan], answer: Answer, drafting: bool) -> Non
             assert span.attributes[attribute] == above.attributes[attribute], name
     orphans = [span for span in drafts if span.parent_id not in round_of]
     assert len(orphans) <= 1, "only for a round that the end forestalled"
+    for span in [span for span in drafts if span not in orphans]:
+        above = round_of[span.parent_id]
+        assert span.attributes[span_attributes.ROUND_INDEX] == above.attributes[span_attributes.ROUND_INDEX]
+    drafted_for = {span.parent_id for span in drafts}
+    assert not drafting or any(span.span_id in drafted_for for span in rounds)
     assert {span.trace_id for span in spans} == {answer.started.trace_id}
     assert all(span.start_ns <= span.end_ns for span in spans)
 
