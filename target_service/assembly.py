@@ -13,6 +13,7 @@ from forerun.runtime.identity import service_info
 from forerun.runtime.kv_cache import KvCache
 from forerun.runtime.loading import load_runner
 from forerun.runtime.model_runner import ModelRunner
+from forerun.runtime.packed_linear import pack_linears
 from forerun.runtime.sampling import Draw, draw
 from forerun.runtime.step_loop import StepLoop
 from forerun.telemetry import Tracing
@@ -49,6 +50,7 @@ def assemble(config: TargetConfig, folder: Path, tracing: Tracing, patience: Pat
     """Loads the model, which takes a while. Raises ForerunErrors that say what is wrong with it."""
     runner = load_runner(config, folder)
     model = runner.model
+    pack_linears(model)
     context_length = min(model.context_length, runner.block_count * runner.block_size)
     limits = TargetLimits(
         model.vocabulary_size, context_length, tuple(sorted(model.end_token_ids)), config.max_sessions

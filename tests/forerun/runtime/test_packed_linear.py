@@ -1,0 +1,49 @@
+"""Packed layers compute what the model's own do, whatever the number of rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from forerun.runtime.model import load_model
+from forerun.runtime.model_runner import ForwardSlice, ModelRunner
+from forerun.runtime.packed_linear import PackedLinear, pack_linears
+from tests.models import ARCHITECTURES, make_tiny_model
+
+SEED = 20261129
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rows", [1, 2, 5, 17, 130])
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_packed_layer_computes_the_same_product(dtype: torch.dtype, rows: int, bias: bool) -> None:
+    torch.manual_seed(SEED)
+    print(f"seed {SEED}")
+    linear = torch.nn.Linear(96, 160, bias=bias, dtype=dtype)
+    given = torch.randn(1, rows, 96, dtype=dtype)
+    with torch.inference_mode():
+        exact = torch.nn.functional.linear(
+            given.double(), linear.weight.double(), linear.bias.double() if bias else None
+        )
+        error = (PackedLinear(linear)(given).double() - exact).norm() / exact.norm()
+    assert error < (1e-6 if dtype is torch.float32 else 1e-2)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_packed_model_gives_the_same_logits(architecture: str, tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path / architecture, architecture)
+    plain, packed = (load_model(folder) for _ in range(2))
+    pack_linears(packed)
+    given = [ForwardSlice(tuple(range(3, 20)), 0, (0, 1), 17)]
+    logits = [ModelRunner(model, 4).forward(given) for model in (plain, packed)]
+    torch.testing.assert_close(logits[1], logits[0], atol=1e-4, rtol=1e-4)
+    assert torch.equal(logits[0].argmax(-1), logits[1].argmax(-1))
+
+
+def test_tied_embeddings_survive_packing(tmp_path: Path) -> None:
+    model = load_model(make_tiny_model(tmp_path / "m"))
+    before = model.module.get_input_embeddings().weight.clone()
+    pack_linears(model)
+    assert torch.equal(model.module.get_input_embeddings().weight, before)
