@@ -117,8 +117,9 @@ class PagedPools:
     """
 
     def __init__(self, shapes: Sequence[LayerShape], slots: int, dtype: torch.dtype, device: torch.device) -> None:
-        self._keys = [torch.zeros(s.kv_heads, slots, s.key_width, dtype=dtype, device=device) for s in shapes]
-        self._values = [torch.zeros(s.kv_heads, slots, s.value_width, dtype=dtype, device=device) for s in shapes]
+        # Not zeroed: only written slots are read, and a CPU's memory is then taken as slots are used.
+        self._keys = [torch.empty(s.kv_heads, slots, s.key_width, dtype=dtype, device=device) for s in shapes]
+        self._values = [torch.empty(s.kv_heads, slots, s.value_width, dtype=dtype, device=device) for s in shapes]
         self.batch: PagedBatch | None = None  # set by the model runner for the time of one forward
 
     def attend(
