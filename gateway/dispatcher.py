@@ -186,7 +186,7 @@ class Dispatcher:
     # What only the clock tells
 
     def sweep(self, now: float) -> None:
-        """Places who waits, gives up on who waited too long, asks silent targets again, breaks off silent drafts."""
+        """Places who waits, gives up on who waited too long, asks silent targets again, breaks off the deaf and mute."""
         for session_id, since in list(self._waiting.items()):
             session = self.sessions[session_id]
             if not self._place_target(session) and now - since > self._config.target_wait_s:
@@ -196,8 +196,10 @@ class Dispatcher:
         for session in list(self.sessions.values()):
             self._place_draft(session, now)
             self._check_silence(session, now)
-        for link in self.drafts:
-            self._check_draft(link, now)
+        for link in self.links:
+            link.check_write(now)
+            if isinstance(link, DraftLink):
+                self._check_draft(link, now)
 
     def _check_silence(self, session: Session, now: float) -> None:
         if not session.awaits_verdict:

@@ -78,7 +78,7 @@ class Generation:
 
     def on_round(self, session: Session, finished: Round, verdict: target_pb2.Verdict) -> None:
         self._queue.append((finished, verdict))
-        asyncio.get_running_loop().call_soon(self._news.set)  # the services first: they work while the client reads
+        self._news.set()
         self._dispatcher.on_round(session, finished)
         if self._trace.traceparent:
             self._trace.round(
@@ -153,6 +153,7 @@ class Generation:
                 while not self._queue and self._error is None:
                     self._news.clear()
                     await self._news.wait()
+                    await asyncio.sleep(0)  # the services hear of it first: they work while the client reads
         except TimeoutError:
             raise DeadlineExceeded("the deadline passed before the answer was complete") from None
         if not self._queue and self._error is not None:

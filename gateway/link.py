@@ -76,6 +76,7 @@ class Link(ABC, Generic[RequestT, ResponseT]):
         self.attempts = 0
         self.silent = False  # a session on it waited in vain, and nothing has come from it since
         self._broken_off = ""
+        self._writing_since: float | None = None  # monotonic seconds
         self._hello = hello
         self._config = config
         self._owner = owner
@@ -119,6 +120,11 @@ class Link(ABC, Generic[RequestT, ResponseT]):
         self._dirty[session.session_id] = session
         self._output.set()
 
+    def check_write(self, now: float) -> None:
+        """Gives the stream up if it has not taken a message for too long."""
+        if self._writing_since is not None and now - self._writing_since > WRITE_TIMEOUT_S:
+            self.break_off(f"it has not read for {now - self._writing_since:.0f} s")
+
     def break_off(self, why: str) -> None:
         """Gives the stream up, as if it had broken."""
         self._broken_off = why
@@ -133,6 +139,7 @@ class Link(ABC, Generic[RequestT, ResponseT]):
         while True:
             started = time.monotonic()
             self._broken_off = ""
+            self._writing_since = None
             try:
                 await self._connect()
             except FailedPrecondition as refusal:
@@ -199,14 +206,9 @@ class Link(ABC, Generic[RequestT, ResponseT]):
             for session in dirty.values():
                 entries += self.side(session).entries(session)
             if entries:
-                await self._send(call, entries)
-
-    async def _send(self, call: Any, entries: list[Any]) -> None:
-        try:
-            async with asyncio.timeout(WRITE_TIMEOUT_S):
+                self._writing_since = time.monotonic()
                 await call.write(self.request(entries=entries))
-        except TimeoutError:
-            self.break_off(f"it has not read for {WRITE_TIMEOUT_S:g} s")
+                self._writing_since = None
 
     def _lose(self, state: State, why: str) -> None:
         if self.state != state or self.detail != why:
