@@ -186,7 +186,7 @@ class Dispatcher:
     # What only the clock tells
 
     def sweep(self, now: float) -> None:
-        """Places who waits, gives up on who waited too long, asks silent targets again, breaks off the deaf and mute."""
+        """Places who waits, gives up on who waited too long, asks silent targets again, breaks off deaf links."""
         for session_id, since in list(self._waiting.items()):
             session = self.sessions[session_id]
             if not self._place_target(session) and now - since > self._config.target_wait_s:
