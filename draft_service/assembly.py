@@ -20,7 +20,8 @@ from forerun.rpc import Server
 from forerun.runtime.identity import new_incarnation, service_info
 from forerun.runtime.kv_cache import KvCache
 from forerun.runtime.loading import load_runner
-from forerun.runtime.output_head import ranking, restrict_head
+from forerun.runtime.output_head import head_for
+from forerun.runtime.packed_linear import pack_linears
 from forerun.runtime.step_loop import StepLoop
 from forerun.telemetry import Tracing
 from forerun.v1 import draft_pb2_grpc, types_pb2
@@ -67,19 +68,22 @@ def weightless(drafter: Drafter, name: str, max_sessions: int) -> Source:
     return Source(drafter, DraftLimits(0, 0, (), max_sessions), info)
 
 
-def _model(config: DraftConfig, name: str, cache: Path) -> Source:
+def draft_folder(name: str, cache: Path) -> Path:
+    """The checkpoint of a draft model: one that ships with forerun, else as for any model. Raises NotFound."""
     shipped = SHIPPED / name
-    folder = shipped if (shipped / "config.json").is_file() else model_folder(name, cache)
-    target = model_folder(config.target, cache)
+    return shipped if (shipped / "config.json").is_file() else model_folder(name, cache)
+
+
+def _model(config: DraftConfig, name: str, cache: Path) -> Source:
+    folder, target = draft_folder(name, cache), model_folder(config.target, cache)
     runner = load_runner(config, folder, embeddings_from=target)
     model = runner.model
     context_length = min(model.context_length, runner.block_count * runner.block_size)
     tokenizer_folder = folder if (folder / "tokenizer.json").is_file() else target
     info = service_info(config.model, model, tokenizer_folder, context_length, config.max_sessions)
     ends = tuple(sorted(model.end_token_ids))
-    head = None
-    if 0 < config.vocabulary < model.vocabulary_size:
-        head = restrict_head(model, config.vocabulary, ranking(folder, info.vocabulary_size), ends)
+    head = head_for(model, config.vocabulary, info.vocabulary_size)
+    pack_linears(model)
     kv_cache = KvCache(runner.block_count, runner.block_size)
     drafter = ModelDrafter(runner, kv_cache, ends, config.max_batch_tokens, head)
     limits = DraftLimits(

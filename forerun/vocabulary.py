@@ -1,8 +1,8 @@
 """What two models must have in common to speculate together: the meaning of each token id.
 
 Reads the id-to-token map, the added tokens and the end tokens of a checkpoint folder and reduces them to a
-fingerprint, so that services can compare vocabularies in a handshake. It encodes and decodes nothing; it reads the
-JSON files directly, which takes milliseconds and needs neither torch nor a tokenizer library.
+fingerprint, so that services can compare vocabularies in a handshake, and says in words how two differ. It encodes and
+decodes nothing; it reads the JSON files directly, in milliseconds and with neither torch nor a tokenizer library.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from forerun.errors import FailedPrecondition
 
 # What an id is, as part of its fingerprint: the same string behaves differently as a special token.
 _ORDINARY, _ADDED, _SPECIAL = b"o", b"a", b"s"
+_KINDS = {_ORDINARY: "ordinary", _ADDED: "added", _SPECIAL: "special"}
+_SHOWN_IDS = 5  # differing ids that are spelled out
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,36 @@ def read_vocabulary(folder: Path | str) -> Vocabulary:
         raise FailedPrecondition(f"{path}: holds no tokens")
     end_token_ids = _end_token_ids(folder, entries)
     return Vocabulary(size, end_token_ids, _fingerprint(entries, end_token_ids))
+
+
+def differences(one: Path, other: Path) -> list[str]:
+    """What keeps two checkpoint folders from having one vocabulary, a sentence each; empty if nothing does."""
+    mine, theirs = (_entries(read_json(folder / "tokenizer.json"), folder) for folder in (one, other))
+    found = []
+    if len(mine) != len(theirs):
+        found.append(f"the sizes differ: {len(mine):,} tokens and {len(theirs):,}")
+    differing = [
+        token_id for token_id in sorted(mine.keys() | theirs.keys()) if mine.get(token_id) != theirs.get(token_id)
+    ]
+    if differing:
+        shown = ", ".join(
+            f"{token_id} ({_told(mine.get(token_id))} and {_told(theirs.get(token_id))})"
+            for token_id in differing[:_SHOWN_IDS]
+        )
+        more = ", the first are" if len(differing) > _SHOWN_IDS else ":"
+        found.append(f"{len(differing):,} ids mean something else{more} {shown}")
+    ends = _end_token_ids(one, mine), _end_token_ids(other, theirs)
+    if ends[0] != ends[1]:
+        found.append(f"the end tokens differ: {_listed(ends[0])} and {_listed(ends[1])}")
+    return found
+
+
+def _told(entry: tuple[str, bytes] | None) -> str:
+    return f"{_KINDS[entry[1]]} {entry[0]!r}" if entry is not None else "nothing"
+
+
+def _listed(token_ids: tuple[int, ...]) -> str:
+    return ", ".join(map(str, token_ids)) or "none"
 
 
 def read_json(path: Path, optional: bool = False) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 
 from forerun import __version__
-from forerun.cli import bench, chat, generate, services, settings, up
+from forerun.cli import bench, chat, check_pair, generate, services, settings, up
 from forerun.cli.failure import INTERRUPTED, USAGE, Failure
 from forerun.config import ConfigError
 
@@ -43,6 +43,7 @@ def build_parser() -> argparse.ArgumentParser:
     generate.add_parser(commands)
     chat.add_parser(commands)
     bench.add_parser(commands)
+    check_pair.add_parser(commands)
     services.add_parsers(commands)
     settings.add_parser(commands)
     return parser

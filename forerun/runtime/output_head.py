@@ -44,6 +44,13 @@ def ranking(folder: Path, vocabulary_size: int) -> list[int]:
     return ranked
 
 
+def head_for(model: LoadedModel, size: int, vocabulary_size: int) -> Head | None:
+    """Restricts the model's head to its `size` most frequent tokens and the end tokens; 0, or enough, is all of it."""
+    if not 0 < size < model.vocabulary_size:
+        return None
+    return restrict_head(model, size, ranking(model.folder, vocabulary_size), model.end_token_ids)
+
+
 def restrict_head(model: LoadedModel, size: int, ranked: list[int], always: Collection[int]) -> Head:
     """Replaces the model's output head by the rows of the `size` first tokens of `ranked`, and of those in `always`."""
     kept = torch.tensor(sorted({*ranked[:size], *always}), device=model.device)

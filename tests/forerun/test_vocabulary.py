@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from forerun.errors import FailedPrecondition
-from forerun.vocabulary import Vocabulary, read_vocabulary
+from forerun.vocabulary import Vocabulary, differences, read_vocabulary
 
 Change = Callable[[dict[str, Any]], object]
 ADDED = {"id": 3, "content": "<end>", "special": True, "normalized": False}
@@ -117,3 +117,32 @@ def test_a_missing_file_is_named(tmp_path: Path, name: str) -> None:
 def test_a_broken_file_is_named(tmp_path: Path, name: str, content: object) -> None:
     with pytest.raises(FailedPrecondition, match=name):
         read(tmp_path, lambda files: files.update({name: content}))
+
+
+def told(folder: Path, change: Change) -> list[str]:
+    return differences(write(folder / "one"), write(folder / "other", change))
+
+
+def test_equal_vocabularies_have_no_differences(tmp_path: Path) -> None:
+    assert told(tmp_path, lambda files: files["config.json"].update(vocab_size=64)) == []
+
+
+def test_differences_name_size_ids_and_end_tokens(tmp_path: Path) -> None:
+    def change(files: dict[str, Any]) -> None:
+        files["tokenizer.json"]["model"]["vocab"] = {"a": 0, "c": 1, "ab": 2, "d": 4}
+        files["config.json"]["eos_token_id"] = [3, 4]
+
+    assert told(tmp_path, change) == [
+        "the sizes differ: 4 tokens and 5",
+        "2 ids mean something else: 1 (ordinary 'b' and ordinary 'c'), 4 (nothing and ordinary 'd')",
+        "the end tokens differ: 3 and 3, 4",
+    ]
+
+
+def test_only_the_first_of_many_differing_ids_are_spelled_out(tmp_path: Path) -> None:
+    def change(files: dict[str, Any]) -> None:
+        files["tokenizer.json"]["model"]["vocab"] |= {f"t{i}": i for i in range(10, 30)}
+
+    _, ids = told(tmp_path, change)
+    assert ids.startswith("20 ids mean something else, the first are 10 (nothing and ordinary 't10')")
+    assert "'t14'" in ids and "'t15'" not in ids
