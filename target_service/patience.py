@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 SMOOTHING = 0.1  # weight of a new measurement
 PROBE_EVERY = 32  # rounds after which a draft that always came too late is waited for once
+SLACK = 1.5  # how much longer than expected
 EXPECTED_GAIN = 2.5  # tokens a round, before much is measured; a few bad rounds at the start must not decide
 
 
@@ -62,11 +63,17 @@ class Patience:
             self._latency.add(2 * waited_s)
 
     def seconds(self, batch_size: int, rounds_since_wait: int) -> float:
-        """The longest wait that can pay; zero if candidates are known to come later than that."""
-        worth = min(self._worth(batch_size), self._limit_s)
-        latency = self._latency.value
-        if latency is None or latency <= worth or rounds_since_wait >= PROBE_EVERY:
-            return worth
+        """How long a session may wait; zero where candidates are known to come too late to pay.
+
+        Where waiting pays it may last somewhat longer than candidates usually take: a wait that ends just before they
+        come is the dearest of all. Where they come a little late the gateway, which measures what speculation brings,
+        is the better judge, so only clear lateness counts here.
+        """
+        worth, latency = self._worth(batch_size), self._latency.value
+        if latency is None:
+            return min(worth, self._limit_s)
+        if latency <= SLACK * worth or rounds_since_wait >= PROBE_EVERY:
+            return min(max(worth, SLACK * latency), self._limit_s)
         return 0.0
 
     def _worth(self, batch_size: int) -> float:

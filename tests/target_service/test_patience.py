@@ -46,6 +46,19 @@ def test_a_draft_known_to_be_late_is_not_waited_for_but_probed() -> None:
     assert patience.seconds(1, PROBE_EVERY) > 0.0
 
 
+def test_where_it_pays_it_waits_somewhat_longer_than_candidates_take() -> None:
+    patience = measured()
+    patience.record_arrival(0.018)
+    assert patience.seconds(1, 0) > 0.018
+
+
+def test_it_probes_even_where_verifying_saved_nothing() -> None:
+    patience = measured(committed=1)
+    patience.record_arrival(0.005)
+    assert patience.seconds(1, 0) == 0.0
+    assert patience.seconds(1, PROBE_EVERY) > 0.005
+
+
 def test_a_draft_that_became_quick_is_waited_for_again() -> None:
     patience = measured()
     patience.record_arrival(0.5)
