@@ -93,9 +93,11 @@ class DraftConfig:
     ngram_min: int = setting(2, "shortest match that the ngram drafter takes", low=1)
     ngram_max: int = setting(4, "longest match that the ngram drafter looks for", low=1)
     ngram_first_min: int = setting(4, "shortest match that ngram+MODEL takes before it asks the model", low=1)
-    vocabulary: int = setting(0, "most frequent tokens that the draft model may propose; 0 is all", low=0)
+    vocabulary: int = setting(
+        0, "most frequent tokens that the draft model may propose; 0 is what its checkpoint recommends, or all", low=0
+    )
     min_confidence: float = setting(
-        0.0, "a draft ends where the chance that all of it holds falls below this; 0 never", low=0, high=1
+        0.25, "a draft ends where the chance that all of it holds falls below this; 0 never", low=0, high=1
     )
     grace_s: float = setting(10.0, "seconds that open streams may go on after a stop signal", low=0)
 

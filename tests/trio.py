@@ -232,7 +232,7 @@ class Trio:
         self, kind: str = MODEL, *, port: int = 0, tracing: Tracing | None = None, **settings: Any
     ) -> DraftNode:
         """One more draft, of a kind in `DRAFTS`."""
-        source = self._source(kind, {"threads": 1, "kv_cache_tokens": 8192} | settings)
+        source = self._source(kind, {"threads": 1, "kv_cache_tokens": 8192, "min_confidence": 0.0} | settings)
         parts = draft_service.assembly.assemble(source, tracing or telemetry.setup("forerun-draft"))
         (_, bound), stop = await self._run(draft_service.assembly.serving(parts, HOST, port))
         node = DraftNode(bound, parts, draft_pb2_grpc.DraftServiceStub(await self._channel(bound)), stop)

@@ -14,6 +14,7 @@ import torch
 from safetensors import safe_open
 
 from forerun.runtime.model import LoadedModel
+from forerun.vocabulary import read_json
 
 RANKING_FILE = "token_ranking.safetensors"  # beside the checkpoint: `token_ids`, the most frequent first
 
@@ -45,10 +46,19 @@ def ranking(folder: Path, vocabulary_size: int) -> list[int]:
 
 
 def head_for(model: LoadedModel, size: int, vocabulary_size: int) -> Head | None:
-    """Restricts the model's head to its `size` most frequent tokens and the end tokens; 0, or enough, is all of it."""
+    """Restricts the model's head to its `size` most frequent tokens and the end tokens; enough is all of it.
+
+    A size of 0 is what the checkpoint's own forerun.json recommends as `head_tokens`, or all without one.
+    """
+    size = size or _recommended(model.folder)
     if not 0 < size < model.vocabulary_size:
         return None
     return restrict_head(model, size, ranking(model.folder, vocabulary_size), model.end_token_ids)
+
+
+def _recommended(folder: Path) -> int:
+    settings = read_json(folder / "forerun.json", optional=True)
+    return int(settings.get("head_tokens", 0))
 
 
 def restrict_head(model: LoadedModel, size: int, ranked: list[int], always: Collection[int]) -> Head:

@@ -30,7 +30,8 @@ def add_target(fleet: Fleet, checkpoints: Checkpoints, module: str = "target_ser
 
 
 def add_draft(fleet: Fleet, checkpoints: Checkpoints, **settings: object) -> Service:
-    return fleet.add("draft_service", **{"model": checkpoints.draft, "target": checkpoints.target, **settings})
+    usual = {"model": checkpoints.draft, "target": checkpoints.target, "min_confidence": 0}  # drafts of full length
+    return fleet.add("draft_service", **{**usual, **settings})
 
 
 def healed(service: Service) -> Service:
