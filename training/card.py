@@ -22,6 +22,10 @@ distilled from its target, `{target}`. It is of no use alone.
 The weights are those of a `LlamaForCausalLM` **without** `model.embed_tokens.weight` and `lm_head.weight`: the draft
 shares the target's vocabulary and its tied embeddings, which the runtime puts in when it loads the draft.
 
+The folder may also hold `token_ranking.safetensors`: all token ids, the most frequent first, for a draft service that
+restricts its output head (`--vocabulary N`). `training/ranking.py` makes it from text that the models write on the
+project's own prompts.
+
 ## How it was made
 
 `python -m training.distil --config {config}`, with the settings below.

@@ -137,11 +137,18 @@ def _until(tokens: list[int], end: int) -> list[int]:
 
 
 @torch.inference_mode()
+def hidden_states(draft: LlamaForCausalLM, batch: Batch) -> Tensor:
+    """What the draft's head sees when it proposes each answer token [batch, new_tokens, hidden]."""
+    states: Tensor = draft.model(
+        batch.tokens, attention_mask=batch.mask, position_ids=_positions(batch.mask), use_cache=False
+    ).last_hidden_state
+    return states[:, batch.width - 1 : -1]
+
+
+@torch.inference_mode()
 def draft_flags(draft: LlamaForCausalLM, batch: Batch, temperature: float) -> list[list[bool]]:
     """For every answer token, whether the draft would have proposed it."""
-    hidden = draft.model(
-        batch.tokens, attention_mask=batch.mask, position_ids=_positions(batch.mask), use_cache=False
-    ).last_hidden_state[:, batch.width - 1 : -1]
+    hidden = hidden_states(draft, batch)
     count = hidden.shape[1]
     picks = [_pick(draft.lm_head(hidden[:, index]).float(), temperature, index) for index in range(count)]
     right = torch.stack(picks, dim=1) == batch.tokens[:, batch.width :]

@@ -10,7 +10,7 @@ from draft_service.check_pair.measurement import BOTH, MODEL, NGRAM, Expectation
 MISMATCH = 0.60  # first candidates accepted less often than this: the two do not belong together
 HEALTHY = 0.70
 WORTH = 1.05  # times plain; less is within what one machine varies by
-AS_GOOD = 0.98  # of the best: close enough to prefer the drafter without weights
+AS_GOOD = 0.98  # of the best: close enough to prefer the drafter without weights, or the shorter draft
 UNSTEADY = 1.5  # slow steps over quick ones of the same kind
 COSTLY_VERIFY = 2.0  # plain steps for the target to check one candidate
 
@@ -41,8 +41,10 @@ def advise(measured: Measurement) -> Advice:
 
 
 def _best(expected: list[Expectation]) -> Expectation:
-    """The fastest; the shorter draft among equals."""
-    return max(expected, key=lambda one: (one.ratio, -one.draft_length))
+    """The fastest; a shorter draft of the same drafter where that is as good."""
+    fastest = max(expected, key=lambda one: one.ratio)
+    same = [one for one in expected if one.drafter == fastest.drafter and one.ratio >= AS_GOOD * fastest.ratio]
+    return min(same, key=lambda one: one.draft_length)
 
 
 def _first_accepted(measured: Measurement) -> float | None:

@@ -34,10 +34,11 @@ class Subject:
 def show(console: Console, subject: Subject, measured: Measurement, advice: Advice) -> None:
     """The pair in a line, acceptance by position, a row a draft length, and the advice."""
     drawn = "greedy" if subject.temperature == 0 else f"temperature {subject.temperature:g}"
+    restricted = f", the draft's head restricted to {subject.draft_vocabulary:,}" if subject.draft_vocabulary else ""
     console.print(
         f"{subject.target} with {subject.draft}: {subject.tokens:,} tokens after {subject.prompts} prompts, {drawn}, "
         f"{subject.dtype} on {subject.device}, {subject.threads} threads; one vocabulary of "
-        f"{subject.vocabulary_size:,} tokens",
+        f"{subject.vocabulary_size:,} tokens{restricted}",
         style="dim",
         soft_wrap=True,
     )

@@ -58,12 +58,3 @@ def test_a_restricted_draft_is_asked_for_by_its_size(model: Path) -> None:
 def test_wrong_usage_is_exit_code_2(words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check-pair", *words]) == 2
     assert says in capsys.readouterr().err
-
-
-def test_the_help_has_an_example(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "100")
-    with pytest.raises(SystemExit):
-        main(["check-pair", "--help"])
-    text = capsys.readouterr().out
-    assert "forerun check-pair --target" in text
-    assert max(len(line) for line in text.splitlines()) <= 120

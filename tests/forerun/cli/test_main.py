@@ -14,7 +14,8 @@ from forerun.cli import main
 
 
 @pytest.mark.parametrize(
-    "command", [[], ["up"], ["generate"], ["chat"], ["pull"], ["target"], ["draft"], ["gateway"], ["config"]]
+    "command",
+    [[], ["up"], ["generate"], ["chat"], ["pull"], ["target"], ["draft"], ["gateway"], ["config"], ["check-pair"]],
 )
 def test_every_help_has_an_example_and_fits_the_page(
     command: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
