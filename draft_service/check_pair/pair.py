@@ -19,6 +19,7 @@ from forerun.model_folder import model_folder
 from forerun.runtime.loading import load_runner
 from forerun.runtime.model_runner import ModelRunner
 from forerun.runtime.output_head import Head, head_for
+from forerun.runtime.packed_linear import pack_linears
 from forerun.vocabulary import Vocabulary, differences, read_vocabulary
 
 
@@ -66,11 +67,14 @@ def load_pair(target: TargetConfig, draft: DraftConfig, cache: Path, prompts: Se
     room = sum(len(prompt) + tokens + target.block_size for prompt in encoded) + 2 * target.block_size
     large = load_runner(replace(target, kv_cache_tokens=room), folder)
     _fitting(encoded, tokens, large)
+    pack_linears(large.model)
     small = None
     if of_draft is not None:
         runner = load_runner(replace(draft, kv_cache_tokens=room, block_size=target.block_size), of_draft, folder)
         _fitting(encoded, tokens, runner)
-        small = Model(runner, draft.threads, head_for(runner.model, draft.vocabulary, vocabulary.size))
+        head = head_for(runner.model, draft.vocabulary, vocabulary.size)
+        pack_linears(runner.model)
+        small = Model(runner, draft.threads, head)
     return Pair(vocabulary, encoded, Model(large, target.threads), small)
 
 
