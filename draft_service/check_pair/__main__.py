@@ -54,7 +54,7 @@ def _check(flags: argparse.Namespace, target: TargetConfig, draft: DraftConfig, 
 
 
 def _subject(pair: Pair, target: TargetConfig, draft: DraftConfig, tokens: int, temperature: float) -> report.Subject:
-    model = pair.target.runner.model
+    model, head = pair.target.runner.model, pair.draft.head if pair.draft is not None else None
     return report.Subject(
         target=target.model,
         draft=draft.model,
@@ -62,7 +62,7 @@ def _subject(pair: Pair, target: TargetConfig, draft: DraftConfig, tokens: int, 
         dtype=str(model.dtype).removeprefix("torch."),
         threads=pair.target.threads,
         vocabulary_size=pair.vocabulary.size,
-        draft_vocabulary=draft.vocabulary,
+        draft_vocabulary=len(head.token_ids) if head is not None else pair.vocabulary.size,
         prompts=len(pair.prompts),
         tokens=tokens,
         temperature=temperature,

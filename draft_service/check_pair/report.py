@@ -25,7 +25,7 @@ class Subject:
     dtype: str
     threads: int
     vocabulary_size: int
-    draft_vocabulary: int  # tokens that the draft may propose; 0 is all
+    draft_vocabulary: int  # tokens that the draft may propose
     prompts: int
     tokens: int
     temperature: float
@@ -34,7 +34,8 @@ class Subject:
 def show(console: Console, subject: Subject, measured: Measurement, advice: Advice) -> None:
     """The pair in a line, acceptance by position, a row a draft length, and the advice."""
     drawn = "greedy" if subject.temperature == 0 else f"temperature {subject.temperature:g}"
-    restricted = f", the draft's head restricted to {subject.draft_vocabulary:,}" if subject.draft_vocabulary else ""
+    few = subject.draft_vocabulary < subject.vocabulary_size
+    restricted = f", of which the draft proposes {subject.draft_vocabulary:,}" if few else ""
     console.print(
         f"{subject.target} with {subject.draft}: {subject.tokens:,} tokens after {subject.prompts} prompts, {drawn}, "
         f"{subject.dtype} on {subject.device}, {subject.threads} threads; one vocabulary of "
@@ -45,7 +46,11 @@ def show(console: Console, subject: Subject, measured: Measurement, advice: Advi
     rates = "  ".join(f"{rate:.2f}" for rate in measured.asked.acceptance)
     console.print(f"accepted by position, draft length {measured.draft_length}: {rates}", soft_wrap=True)
     console.print(_table(measured, advice))
-    console.print(f"x plain: expected, with {measured.wire_ms:g} ms a round for the wire", style="dim", soft_wrap=True)
+    console.print(
+        f"x plain: expected, with {measured.wire_ms:g} ms a round for the wire and drafts that never end early",
+        style="dim",
+        soft_wrap=True,
+    )
     for words in advice.words:
         console.print(Text(words), soft_wrap=True)
 

@@ -49,7 +49,9 @@ def add_parser(commands: Any) -> None:
     models.add_argument("--dtype", metavar="TYPE", help="auto, float32, bfloat16 or float16 [auto]")
     models.add_argument("--device", help="cpu, cuda, cuda:1; auto takes a GPU if there is one [auto]")
     models.add_argument("--draft-device", metavar="DEVICE", help="the draft's, if it has its own [--device]")
-    models.add_argument("--draft-vocabulary", type=int, metavar="N", help="most frequent tokens it may propose; 0: all")
+    models.add_argument(
+        "--draft-vocabulary", type=int, metavar="N", help="most frequent tokens it may propose [its own advice]"
+    )
     models.add_argument("--threads", metavar="N", help="CPU threads; 0 takes all cores [0]")
     config.add_flags(models, config.CacheConfig)
     config.add_config_flag(models)

@@ -60,7 +60,7 @@ def test_the_json_holds_what_was_measured(target: Path, tmp_path: Path, capsys: 
     draft = make_tiny_draft(tmp_path / "draft", target, noise=0.1)
     found = checked(capsys, flags(target, str(draft)))
     assert found["fits"] is True
-    assert (found["prompts"], found["vocabulary_size"], found["draft_length"]) == (PROMPTS, 320, 3)
+    assert (found["prompts"], found["vocabulary_size"], found["draft_vocabulary"]) == (PROMPTS, 320, 320)
     assert PROMPTS <= found["tokens"] <= PROMPTS * TOKENS
     assert list(found["step_ms"]["target"]) == [str(size) for size in STEP_SIZES]
     assert min(found["step_ms"]["target"].values()) > 0 and found["step_ms"]["draft"] > 0
@@ -70,6 +70,11 @@ def test_the_json_holds_what_was_measured(target: Path, tmp_path: Path, capsys: 
     assert 1.0 < lengths[0] <= lengths[-1] < 9.0
     assert found["acceptance_by_position"] == sorted(found["acceptance_by_position"], reverse=True)
     assert set(found["advice"]) == {"speculate", "drafter", "draft_length", "ratio", "words"}
+
+
+def test_a_restricted_head_is_told(target: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(flags(target, str(target), "--vocabulary=64")) == 0
+    assert "of which the draft proposes 64" in capsys.readouterr().out
 
 
 def test_without_json_it_is_a_table_and_words(target: Path, capsys: pytest.CaptureFixture[str]) -> None:
