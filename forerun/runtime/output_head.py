@@ -48,9 +48,10 @@ def ranking(folder: Path, vocabulary_size: int) -> list[int]:
 def head_for(model: LoadedModel, size: int, vocabulary_size: int) -> Head | None:
     """Restricts the model's head to its `size` most frequent tokens and the end tokens; enough is all of it.
 
-    A size of 0 is what the checkpoint's own forerun.json recommends as `head_tokens`, or all without one.
+    A size of 0 is what the checkpoint's own forerun.json recommends for a CPU as `head_tokens`, or all without one; on
+    a GPU, where the head costs next to nothing, it is all.
     """
-    size = size or _recommended(model.folder)
+    size = size or (_recommended(model.folder) if model.device.type == "cpu" else 0)
     if not 0 < size < model.vocabulary_size:
         return None
     return restrict_head(model, size, ranking(model.folder, vocabulary_size), model.end_token_ids)
