@@ -7,10 +7,11 @@ batch size, gain, how late candidates come), so it survives sessions. Policy onl
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 SMOOTHING = 0.1  # weight of a new measurement
-PROBE_EVERY = 32  # rounds after which a draft that always came too late is waited for once
+PROBE_EVERY = 64  # rounds after which a draft that always came too late is waited for once
 SLACK = 1.5  # how much longer than expected
 EXPECTED_GAIN = 2.5  # tokens a round, before much is measured; a few bad rounds at the start must not decide
 
@@ -69,20 +70,28 @@ class Patience:
         come is the dearest of all. Where they come a little late the gateway, which measures what speculation brings,
         is the better judge, so only clear lateness counts here.
         """
-        worth, latency = self._worth(batch_size), self._latency.value
+        step, worth, latency = self._step(batch_size), self._worth(batch_size), self._latency.value
         if latency is None:
             return min(worth, self._limit_s)
-        if latency <= SLACK * worth or rounds_since_wait >= PROBE_EVERY:
+        if latency <= SLACK * worth:
             return min(max(worth, SLACK * latency), self._limit_s)
+        if rounds_since_wait >= PROBE_EVERY:  # at the cost of a step at most, however late they were
+            return min(max(worth, min(SLACK * latency, step)), self._limit_s)
         return 0.0
 
     def _worth(self, batch_size: int) -> float:
-        times = self._times_of(batch_size)
-        if times.verify.value is None:
-            return self._limit_s
-        plain = times.plain.value if times.plain.value is not None else times.verify.value
+        """What a round with candidates saves over plain ones, once they are there."""
+        times, step = self._times_of(batch_size), self._step(batch_size)
         assert self._gain.value is not None
-        return max(0.0, self._gain.value * plain - times.verify.value)
+        if math.isinf(step):
+            return step
+        return max(0.0, self._gain.value * step - (times.verify.value if times.verify.value is not None else step))
+
+    def _step(self, batch_size: int) -> float:
+        """A plain step's time, or the nearest thing known to it; infinite before any."""
+        times = self._times_of(batch_size)
+        known = times.plain.value if times.plain.value is not None else times.verify.value
+        return math.inf if known is None else known
 
     def _times_of(self, batch_size: int) -> StepTimes:
         return self._times.setdefault(batch_size.bit_length(), StepTimes(Average(), Average()))

@@ -52,6 +52,20 @@ def test_where_it_pays_it_waits_somewhat_longer_than_candidates_take() -> None:
     assert patience.seconds(1, 0) > 0.018
 
 
+def test_a_probe_costs_a_step_at_most_however_late_candidates_were() -> None:
+    patience = measured(committed=1)
+    patience.record_arrival(0.9)
+    assert patience.seconds(1, PROBE_EVERY) == 0.010
+
+
+def test_a_draft_that_never_said_anything_is_not_waited_for_once_a_step_was_measured() -> None:
+    patience = Patience(LIMIT_S)
+    patience.record_expiry(LIMIT_S)
+    patience.record_step(1, False, 0.010)
+    assert patience.seconds(1, 0) == 0.0
+    assert patience.seconds(1, PROBE_EVERY) <= 0.015 + 1e-9
+
+
 def test_it_probes_even_where_verifying_saved_nothing() -> None:
     patience = measured(committed=1)
     patience.record_arrival(0.005)
