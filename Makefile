@@ -10,10 +10,10 @@ PIP_INSTALL := $(BIN)/python -m pip install $(shell test -t 2 || echo --quiet) -
 PROTOS := $(wildcard protos/forerun/v1/*.proto)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo env test check proto bench clean
+.PHONY: help demo env test check proto bench bench-cpu clean
 
 help: ## list the verbs
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-7s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.run ## watch a real model answer through the three services, with and without speculation
 	@$(BIN)/python -m forerun.cli.demo
@@ -34,8 +34,12 @@ check: $(VENV)/.dev ## lint, types, layers, protocol, Dockerfile
 proto: $(VENV)/.dev ## generate forerun/v1 from protos/
 	$(BIN)/python -m grpc_tools.protoc -I protos --python_out=. --pyi_out=. --grpc_python_out=. $(PROTOS)
 
-bench: $(VENV)/.dev ## measure; prints tables
-	@for file in $(wildcard benchmarks/*.py); do echo "== $$file"; $(BIN)/python "$$file" || exit 1; done
+bench: $(VENV)/.dev ## what the wire costs
+	@$(BIN)/python -m benchmarks.wire
+
+bench-cpu: $(VENV)/.dev ## forerun beside transformers on this machine's CPU, in float32 and bfloat16
+	@$(BIN)/python -m benchmarks.cpu --dtype float32
+	@$(BIN)/python -m benchmarks.cpu --dtype bfloat16
 
 clean: ## remove caches and build outputs; `rm -rf .venv` removes the environment
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -78,7 +78,7 @@ class DraftConfig:
     """The draft service."""
 
     model: str = setting(
-        "smollm2-135m-draft", "draft model name, hub id or folder; ngram, which needs no weights; or ngram+MODEL"
+        "ngram+smollm2-135m-draft", "draft model name, hub id or folder; ngram, which needs no weights; or ngram+MODEL"
     )
     target: str = setting("smollm2-135m", "the target's model, for embeddings that the draft shares with it")
     host: str = setting("127.0.0.1", "interface to listen on")

@@ -63,7 +63,7 @@ class Launcher:
     def _configured_model(self, drafters: Sequence[str]) -> str:
         """What `model` means without --draft: what `up` would take, if that is a model."""
         plan = make_plan(self._flags, os.environ, cores())
-        model = variants.NGRAM if plan.draft is None else plan.draft.model
+        model = variants.NGRAM if plan.draft is None else plan.draft.model.removeprefix("ngram+")
         wanted = {variants.MODEL, variants.ANY_DRAFT, variants.NGRAM_MODEL}.intersection(drafters)
         if wanted and model == variants.NGRAM:
             raise InvalidArgument("draft", f"is needed: which draft model is `model`, for {plan.target.model}?")

@@ -20,6 +20,7 @@ from forerun.cli.supervisor import Spec
 Settings = config.TargetConfig | config.DraftConfig | config.GatewayConfig
 EMBEDDED_TARGET = config.TargetConfig().model
 EMBEDDED_DRAFT = config.DraftConfig().model
+SHIPPED_DRAFT = EMBEDDED_DRAFT.removeprefix("ngram+")  # the model in it, which needs no pulling
 # These would name all three services at once, and mean the wrong thing for two of them.
 _ONLY_WITH_SERVICE = ("FORERUN_MODEL", "FORERUN_PORT", "FORERUN_TARGET", "FORERUN_TARGETS", "FORERUN_DRAFTS")
 
@@ -38,7 +39,7 @@ class Plan:
     def models(self) -> list[str]:
         """The models that must be pulled before the start."""
         draft = "ngram" if self.draft is None else self.draft.model.removeprefix("ngram+")
-        return [self.target.model, *([] if draft in ("ngram", EMBEDDED_DRAFT) else [draft])]
+        return [self.target.model, *([] if draft in ("ngram", SHIPPED_DRAFT) else [draft])]
 
     @property
     def specs(self) -> list[Spec]:

@@ -47,7 +47,7 @@ def running(
     request: pytest.FixtureRequest, loop: asyncio.Runner, target_folder: Path, models_required: bool
 ) -> Iterator[Trio]:
     """The pair that `forerun up` starts, and the same target with prompt lookup."""
-    draft_folder = SHIPPED / DraftConfig().model
+    draft_folder = SHIPPED / DraftConfig().model.removeprefix("ngram+")
     if request.param == MODEL and not (draft_folder / "config.json").is_file():
         (pytest.fail if models_required else pytest.skip)(f"no draft ships in {draft_folder}")
     stack = AsyncExitStack()

@@ -25,7 +25,7 @@ def test_the_default_is_the_embedded_pair_and_nothing_but_the_target_is_pulled()
     assert made.draft is not None
     assert (made.target.model, made.draft.model, made.draft.target) == (
         "smollm2-135m",
-        "smollm2-135m-draft",
+        "ngram+smollm2-135m-draft",
         "smollm2-135m",
     )
     assert made.models == ["smollm2-135m"]
@@ -66,7 +66,7 @@ def test_variables_reach_their_service_and_general_names_cannot_hit_the_wrong_on
     made = plan(environment={"FORERUN_TARGET_MAX_SESSIONS": "3", "FORERUN_MODEL": "x", "FORERUN_PORT": "1"})
     assert made.draft is not None
     assert (made.target.max_sessions, made.draft.max_sessions) == (3, 64)
-    assert (made.target.model, made.draft.model) == ("smollm2-135m", "smollm2-135m-draft")
+    assert (made.target.model, made.draft.model) == ("smollm2-135m", "ngram+smollm2-135m-draft")
 
 
 def test_a_command_carries_all_settings() -> None:
