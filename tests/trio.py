@@ -218,7 +218,9 @@ class Trio:
         self, *, port: int = 0, patience: Patience | None = None, tracing: Tracing | None = None, **settings: Any
     ) -> TargetNode:
         """One more target."""
-        config = TargetConfig(model=str(self.pair.target), **({"threads": 1, "kv_cache_tokens": 8192} | settings))
+        config = TargetConfig(
+            model=str(self.pair.target), **({"device": "cpu", "threads": 1, "kv_cache_tokens": 8192} | settings)
+        )
         parts = target_service.assembly.assemble(
             config, self.pair.target, tracing or telemetry.setup("forerun-target"), patience or Waiting()
         )
@@ -232,7 +234,9 @@ class Trio:
         self, kind: str = MODEL, *, port: int = 0, tracing: Tracing | None = None, **settings: Any
     ) -> DraftNode:
         """One more draft, of a kind in `DRAFTS`."""
-        source = self._source(kind, {"threads": 1, "kv_cache_tokens": 8192, "min_confidence": 0.0} | settings)
+        source = self._source(
+            kind, {"device": "cpu", "threads": 1, "kv_cache_tokens": 8192, "min_confidence": 0.0} | settings
+        )
         parts = draft_service.assembly.assemble(source, tracing or telemetry.setup("forerun-draft"))
         (_, bound), stop = await self._run(draft_service.assembly.serving(parts, HOST, port))
         node = DraftNode(bound, parts, draft_pb2_grpc.DraftServiceStub(await self._channel(bound)), stop)

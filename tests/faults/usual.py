@@ -26,11 +26,11 @@ class Checkpoints:
 
 
 def add_target(fleet: Fleet, checkpoints: Checkpoints, module: str = "target_service", **settings: object) -> Service:
-    return fleet.add(module, **{"model": checkpoints.target, "grace_s": 5, **settings})
+    return fleet.add(module, **{"model": checkpoints.target, "device": "cpu", "grace_s": 5, **settings})
 
 
 def add_draft(fleet: Fleet, checkpoints: Checkpoints, **settings: object) -> Service:
-    usual = {"model": checkpoints.draft, "target": checkpoints.target, "min_confidence": 0}  # drafts of full length
+    usual = {"model": checkpoints.draft, "target": checkpoints.target, "device": "cpu", "min_confidence": 0}
     return fleet.add("draft_service", **{**usual, **settings})
 
 
