@@ -207,7 +207,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--prompts", type=int, default=24)
+    parser.add_argument("--prompts", type=int, default=20)
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument(
         "--draft", default=f"ngram+{DRAFT}", help="forerun's draft; the assistant is always the shipped model"
