@@ -13,6 +13,7 @@ from forerun import logs, telemetry
 from forerun.config import CacheConfig, ConfigError, DraftConfig, add_config_flag, add_flags, resolve
 from forerun.errors import ForerunError
 from forerun.logs import event
+from forerun.runtime.loading import on_passing_thread
 
 logger = logging.getLogger("draft")
 
@@ -20,7 +21,7 @@ logger = logging.getLogger("draft")
 async def serve(config: DraftConfig, cache: Path) -> None:
     """Serves until a signal."""
     tracing = telemetry.setup("forerun-draft")
-    draft = assemble(await asyncio.to_thread(load, config, cache), tracing)
+    draft = assemble(await on_passing_thread(load, config, cache), tracing)
     try:
         async with serving(draft, config.host, config.port) as (server, port):
             event(logger, "listening", address=f"{config.host}:{port}", model=config.model)

@@ -13,6 +13,7 @@ from forerun.config import CacheConfig, ConfigError, TargetConfig, add_config_fl
 from forerun.errors import ForerunError
 from forerun.logs import event
 from forerun.model_folder import model_folder
+from forerun.runtime.loading import on_passing_thread
 from target_service.assembly import assemble, serving
 
 logger = logging.getLogger("target")
@@ -21,7 +22,7 @@ logger = logging.getLogger("target")
 async def serve(config: TargetConfig, folder: Path) -> None:
     """Serves until a signal."""
     tracing = telemetry.setup("forerun-target")
-    target = await asyncio.to_thread(assemble, config, folder, tracing)
+    target = await on_passing_thread(assemble, config, folder, tracing)
     try:
         async with serving(target, config.host, config.port) as (server, port):
             address, context_length = f"{config.host}:{port}", target.info.context_length

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import ParamSpec, TypeVar
 
 import torch
 from rich.console import Console
@@ -18,6 +22,22 @@ from forerun.runtime.model import load_model
 from forerun.runtime.model_runner import ModelRunner, default_block_count
 
 logger = logging.getLogger(__name__)
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+
+
+async def on_passing_thread(
+    function: Callable[Parameters, Result], *arguments: Parameters.args, **options: Parameters.kwargs
+) -> Result:
+    """Runs a slow function beside the event loop, on a thread that ends with it.
+
+    OpenMP keeps a team of threads for every thread that has computed something. With two teams and as many threads as
+    cores each, libgomp lets its threads sleep between products instead of spinning, and every later step on the
+    worker takes a quarter longer. A team ends with its thread.
+    """
+    with ThreadPoolExecutor(1) as passing:
+        return await asyncio.get_running_loop().run_in_executor(passing, lambda: function(*arguments, **options))
 
 
 def load_runner(config: TargetConfig | DraftConfig, folder: Path, embeddings_from: Path | None = None) -> ModelRunner:
