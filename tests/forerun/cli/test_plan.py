@@ -95,7 +95,8 @@ def test_a_bad_setting_is_refused_before_anything_starts() -> None:
 
 
 def test_threads_are_shared_by_who_computes_when() -> None:
-    assert share_threads(8, "model", run_ahead=False) == (8, 8)
+    assert share_threads(8, "model", run_ahead=False) == (8, 4)
+    assert share_threads(2, "model", run_ahead=False) == (2, 1)
     assert share_threads(8, "model", run_ahead=True) == (6, 2)
     assert share_threads(1, "model", run_ahead=True) == (1, 1)
     assert share_threads(8, "ngram", run_ahead=True) == (8, 1)

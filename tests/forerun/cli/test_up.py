@@ -50,7 +50,7 @@ def test_up_pulls_starts_announces_and_stops_cleanly(models: list[str], capsys: 
     assert models == ["smollm2-135m"]
     address = re.fullmatch(r"ready: gateway on (\S+)\n", out)
     assert address is not None
-    assert "draft ngram+smollm2-135m-draft; CPU threads: target 3, draft 3 (they take turns)" in err
+    assert "draft ngram+smollm2-135m-draft; CPU threads: target 3, draft 1 (they take turns)" in err
     assert f"--rounds --address {address.group(1)}" in err
     assert "target  │ target begins" in err
     assert err.rstrip().splitlines()[-1].split("│")[0].strip() in ("target", "draft")  # the gateway went first
