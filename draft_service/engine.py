@@ -135,9 +135,6 @@ class DraftEngine:
         check_round_index(message.round_index)
         params = checked_sampling(message.sampling, limits.vocabulary_size)
         length_limit = len(prompt) + params.max_tokens
-        ends = frozenset(params.stop_token_ids) | (
-            frozenset() if params.ignore_eos else frozenset(limits.end_token_ids)
-        )
         committed_length = len(prompt) + len(output)
         return DraftSession(
             stream=stream,
@@ -148,7 +145,7 @@ class DraftEngine:
             sequence=TokenSequence(prompt + output),
             committed_length=committed_length,
             length_limit=min(length_limit, limits.context_length) if limits.context_length else length_limit,
-            end_token_ids=ends,
+            end_token_ids=params.ends(limits.end_token_ids),
             draft_length=message.draft_length,
             window=min(message.window, MAX_WINDOW),
             epoch=message.refuted_epoch + 1,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from forerun.errors import InvalidArgument
@@ -49,6 +49,10 @@ class SamplingParams:
     @property
     def has_penalties(self) -> bool:
         return self.presence_penalty != 0.0 or self.frequency_penalty != 0.0 or self.repetition_penalty != 1.0
+
+    def ends(self, end_token_ids: Iterable[int]) -> frozenset[int]:
+        """The tokens that end a session, given the model's own end tokens."""
+        return frozenset(self.stop_token_ids) | (frozenset() if self.ignore_eos else frozenset(end_token_ids))
 
     def validate(self, vocabulary_size: int) -> None:
         """Raises InvalidArgument naming the first field that is out of range."""

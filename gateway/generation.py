@@ -195,7 +195,7 @@ class Generation:
         if not resumed:
             return
         params = self._prepared.params
-        ends = set(params.stop_token_ids) | (set() if params.ignore_eos else set(self._served.end_token_ids))
+        ends = params.ends(self._served.end_token_ids)
         ended = resumed[-1] in ends and len(resumed) > params.min_tokens
         stop = self._output.replay([OutputToken(token_id) for token_id in resumed], ends=ended)
         if stop is not None or ended:

@@ -131,9 +131,6 @@ class TargetEngine:
                 "prompt_token_ids",
                 f"{len(prompt)} prompt and {len(output)} output tokens leave no room below {length_limit}",
             )
-        ends = frozenset(params.stop_token_ids) | (
-            frozenset() if params.ignore_eos else frozenset(limits.end_token_ids)
-        )
         return TargetSession(
             stream=stream,
             session_id=entry.session_id,
@@ -143,7 +140,7 @@ class TargetEngine:
             prompt_length=len(prompt),
             sequence=TokenSequence(prompt + output),
             length_limit=length_limit,
-            end_token_ids=ends,
+            end_token_ids=params.ends(limits.end_token_ids),
             candidates=CandidateBuffer(MAX_WINDOW),
             commit_limit=message.commit_limit,
             draft_length=message.draft_length,
