@@ -36,7 +36,7 @@ def test_the_process_gets_the_settings_that_up_would_give(model: Path, monkeypat
     assert found[1:3] == ["-m", "draft_service.check_pair"]
     assert (value(found, "--model"), value(found, "--target")) == (str(model), str(model))
     assert (value(found, "--dtype"), value(found, "--target-dtype")) == ("bfloat16", "bfloat16")
-    assert (value(found, "--threads"), value(found, "--target-threads")) == ("2", "2")
+    assert (value(found, "--threads"), value(found, "--target-threads")) == ("1", "2")  # a draft gets half
     assert value(found, "--ngram-max") == "7"
     assert found[-1] == "--json"
 
