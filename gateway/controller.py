@@ -3,35 +3,52 @@
 What a draft length costs depends on the machine and on how many sessions share a step; what it brings depends on pair
 and text. Both are measured on the rounds themselves: time a round by load and length, tokens a round by length. All
 sessions use the same length for a slice of rounds, so that each slice measures what it really costs, waiting and the
-draft's own use of the machine included. Other lengths, plain decoding among them, are probed now and then, the more
-seldom the more often the probe was in vain. Policy only: it knows no session and no clock.
+draft's own use of the machine included. Other lengths, plain decoding among them, are probed now and then, and what
+probes lose is kept to a hundredth of the time. Policy only: it knows no session and no clock.
 """
 
 from __future__ import annotations
 
+import logging
+import statistics
 from dataclasses import dataclass, field
 
-from forerun.config import MAX_DRAFT_LENGTH, ConfigError, GatewayConfig
+from forerun.logs import event
 from gateway.round import Round
 
-SLICE_ROUNDS = 12  # rounds of each running session
-PLAIN_SLICE_ROUNDS = 4  # a plain round has only its time to tell
-PROBE_EVERY = 32  # slices, while probes change something
-PROBE_SELDOM = 256  # slices, once they do not
-TIME_WEIGHT = 0.1  # of a new round's time
-TOKEN_WEIGHT = 0.03  # of a new round's tokens: text varies more than time
-OUTLIER = 3.0  # a round longer than this many times the mean tells of a prompt or a pause, not of its length
-BETTER = 1.02  # how much better another length must be
+logger = logging.getLogger(__name__)
+
+SLICE_ROUNDS = 12  # measured rounds of a slice, over all sessions, and
+SESSION_ROUNDS = 4  # of each session at least; enough for a plain slice, which has only its time to tell
+SETTLING_ROUNDS = 2  # of each session after a change: they still carry the last length
+CATCH_UP_ROUNDS = 12  # of each session, in which a draft that was let go of may compute what it missed
+LONGEST_SLICE = 4  # times as many rounds, if most share their steps with prompts, which makes them longer
+OUTLIER = 3.0  # a round longer than this many times the median tells of a pause, not of its length
+PROBE_EVERY = 8  # slices at least
+FIRST_PROBE = 50  # after so many times the time that the first choice took
+PROBE_SHARE = 0.01  # of the time may be lost to probes
+TOKEN_WEIGHT = 0.03  # of a new round's tokens
+BETTER = 1.02  # how much better another draft length must be; plain decoding wins a tie
 
 
 @dataclass(slots=True)
 class Load:
-    """What was measured at one load. Loads are powers of two of running sessions."""
+    """What was measured at one load, and the slice under way. Loads are powers of two of running sessions.
 
-    round_s: dict[int, float] = field(default_factory=dict)  # by draft length
+    Seconds are those of rounds, summed over all sessions.
+    """
+
+    key: int  # of how many bits the number of sessions is
+    length: int  # in force
     best: int | None = None
+    round_s: dict[int, float] = field(default_factory=dict)  # by draft length
+    rounds: int = 0  # of the slice, without settling
+    seconds: list[float] = field(default_factory=list)  # of those that shared no step with a prompt
+    spent_s: float = 0.0  # by the slice, settling included
+    committed: int = 0  # by the slice, settling included
+    total_s: float = 0.0
+    probe_at_s: float = 0.0  # of total_s, no probe before
     slices_to_probe: int = PROBE_EVERY
-    probe_interval: int = PROBE_EVERY
     probed: dict[int, int] = field(default_factory=dict)  # by draft length, the slice in which it was last tried
 
 
@@ -42,124 +59,134 @@ class Controller:
         self._lengths = [length for length in (0, 1, 2, 3, 4, 6, 8, 12, 16) if length < draft_length] + [draft_length]
         self._tokens = {length: 1.0 + 0.5 * min(length, 3) for length in self._lengths}
         self._loads: dict[int, Load] = {}
-        self._slice = 0
-        self._rounds = 0
-        self.draft_length = draft_length
+        self._slices = 0
+        self._used = -1  # by the last round
+        self._settling = self._catching_up = 0  # rounds that are not measured yet
 
-    def record(self, finished: Round, running: int) -> bool:
-        """Learns from a round while `running` sessions decode; true if the draft length changes with it."""
-        load = self._loads.setdefault(running.bit_length(), Load())
-        self._rounds += 1
-        if self._rounds > 2 * running:  # the first ones of a slice still carry the last length
-            self._measure(load, finished)
-        rounds = SLICE_ROUNDS if self.draft_length or load.best == 0 else PLAIN_SLICE_ROUNDS
-        if self._rounds < (2 + rounds) * running:
-            return False
-        self._rounds = 0
-        self._slice += 1
-        chosen = self._choose(load)
-        load.probed[chosen] = self._slice
-        changed, self.draft_length = chosen != self.draft_length, chosen
-        return changed
+    def draft_length(self, running: int) -> int:
+        """The draft length while `running` sessions decode."""
+        return self._load(running).length
 
-    def _measure(self, load: Load, finished: Round) -> None:
+    def record(self, finished: Round, running: int, beside_prompt: bool = False) -> bool:
+        """Learns from a round while `running` sessions decode; true if the draft length changes with it.
+
+        `beside_prompt`: a prompt was computed meanwhile, so the round's time is not that of its length.
+        """
+        load = self._load(running)
         seconds = max(finished.ended_unix_ns - finished.started_unix_ns, 1) / 1e9
-        known = load.round_s.get(self.draft_length)
-        if known is None:
-            load.round_s[self.draft_length] = seconds
-        else:
-            load.round_s[self.draft_length] += TIME_WEIGHT * (min(seconds, OUTLIER * known) - known)
+        load.spent_s += seconds
+        load.total_s += seconds
+        load.committed += finished.accepted_count + 1
+        if not self._settled(load, finished, running):
+            return False
+        load.rounds += 1
+        if not beside_prompt:
+            load.seconds.append(seconds)
+        self._count_tokens(finished, load.length)
+        enough = max(SLICE_ROUNDS if load.length else 0, SESSION_ROUNDS * running)
+        if len(load.seconds) < enough and load.rounds < LONGEST_SLICE * enough:
+            return False
+        before = load.length
+        self._end_slice(load)
+        event(
+            logger,
+            "draft_length_chosen",
+            level=logging.DEBUG,
+            sessions=running,
+            draft_length=load.length,
+            best=load.best,
+            round_ms={length: round(seconds * 1e3, 1) for length, seconds in sorted(load.round_s.items())},
+            tokens_a_round={length: round(tokens, 2) for length, tokens in self._tokens.items()},
+        )
+        return load.length != before
+
+    def _load(self, running: int) -> Load:
+        """What is known of a load; a new one starts with what is best at the nearest."""
+        key = running.bit_length()
+        if key not in self._loads:
+            best = next((load.best for load in self._nearest(key) if load.best is not None), self._lengths[-1])
+            self._loads[key] = Load(key, best)
+        return self._loads[key]
+
+    def _nearest(self, key: int) -> list[Load]:
+        """The other loads, the most similar one first."""
+        others = (load for load in self._loads.values() if load.key != key)
+        return sorted(others, key=lambda load: abs(load.key - key))
+
+    def _settled(self, load: Load, finished: Round, running: int) -> bool:
+        """Whether the round shows what its length costs, and not the change to it."""
+        if load.length != self._used:
+            self._used = load.length
+            self._settling, self._catching_up = SETTLING_ROUNDS * running, CATCH_UP_ROUNDS * running
+        if self._settling <= 0 or self._catching_up <= 0:
+            return True
+        self._settling -= load.length == 0 or finished.drafted_count > 0
+        self._catching_up -= 1
+        return False
+
+    def _count_tokens(self, finished: Round, used: int) -> None:
         for length in self._lengths:  # a shorter draft would have kept the first of the same candidates
-            if 0 < length <= self.draft_length:
+            if 0 < length <= used:
                 committed = 1 + min(finished.accepted_count, length)
                 self._tokens[length] += TOKEN_WEIGHT * (committed - self._tokens[length])
 
+    def _end_slice(self, load: Load) -> None:
+        """Notes what a round took, and begins the next slice."""
+        if load.seconds:
+            longest = OUTLIER * statistics.median(load.seconds)
+            took = statistics.fmean(min(seconds, longest) for seconds in load.seconds)
+        else:
+            took = load.round_s.get(load.length, load.spent_s / load.rounds)
+        load.round_s[load.length] = (took + load.round_s.get(load.length, took)) / 2
+        self._slices += 1
+        load.probed[load.length] = self._slices
+        if load.best is not None and load.length != load.best:  # it was a probe
+            lost_s = load.spent_s - load.committed / self._speed(load, load.best)
+            load.probe_at_s = load.total_s + lost_s / PROBE_SHARE
+            load.slices_to_probe = PROBE_EVERY
+        load.length = self._choose(load)
+        load.seconds.clear()
+        load.rounds, load.spent_s, load.committed = 0, 0.0, 0
+
     def _choose(self, load: Load) -> int:
-        unknown = [length for length in (self._lengths[-1], 0) if length not in load.round_s]
-        if unknown:
-            return unknown[0]
+        if 0 not in load.round_s:
+            return 0
         best = max(self._lengths, key=lambda length: self._speed(load, length))
-        if load.best is not None and self._speed(load, best) < BETTER * self._speed(load, load.best):
+        if load.best is not None and best and self._speed(load, best) < BETTER * self._speed(load, load.best):
             best = load.best
-        load.probe_interval = PROBE_EVERY if best != load.best else load.probe_interval
+        if load.best is None:
+            load.probe_at_s = FIRST_PROBE * load.total_s
         load.best = best
         load.slices_to_probe -= 1
-        if load.slices_to_probe > 0:
+        if load.slices_to_probe > 0 or load.total_s < load.probe_at_s:
             return best
-        load.probe_interval = min(2 * load.probe_interval, PROBE_SELDOM)
-        load.slices_to_probe = load.probe_interval
-        return self._probe(load, best)
-
-    def _probe(self, load: Load, best: int) -> int:
-        """The neighbour of the best, or plain decoding, whichever was not tried for longest."""
         at = self._lengths.index(best)
         others = {0, *self._lengths[max(0, at - 1) : at + 2]} - {best}
         return min(others, key=lambda length: load.probed.get(length, -1))
 
     def _speed(self, load: Load, length: int) -> float:
-        """Tokens a second."""
-        return self._tokens[length] / self._round_s(load.round_s, length)
+        """Tokens a second of one session."""
+        return self._tokens[length] / self._round_s(load, length)
 
-    @staticmethod
-    def _round_s(measured: dict[int, float], length: int) -> float:
-        """A round's time; for a length that was not measured, on the line between its measured neighbours."""
+    def _round_s(self, load: Load, length: int) -> float:
+        """A round's time, for a length that was not measured as far as can be told from those that were.
+
+        Between two lengths it lies on the line between them; beyond, it is as many times a plain round as elsewhere.
+        """
+        measured = load.round_s
         if length in measured:
             return measured[length]
         below = max(known for known in measured if known < length)
-        above = min(known for known in measured if known > length)
-        share = (length - below) / (above - below)
-        return measured[below] + share * (measured[above] - measured[below])
+        above = min((known for known in measured if known > length), default=None)
+        if above is not None:
+            share = (length - below) / (above - below)
+            return measured[below] + share * (measured[above] - measured[below])
+        elsewhere = self._elsewhere(load, length)
+        return measured[below] if elsewhere is None else max(measured[below], elsewhere * measured[0])
 
-
-@dataclass(frozen=True, slots=True)
-class LengthTable:
-    """Draft lengths by hand: (sessions from which it holds, draft length), ascending."""
-
-    rows: tuple[tuple[int, int], ...]
-
-    @classmethod
-    def parse(cls, text: str) -> LengthTable:
-        """Reads "1:4,4:2,9:0". Raises ValueError that says what is wrong."""
-        rows = []
-        for part in filter(None, (part.strip() for part in text.split(","))):
-            running, colon, length = part.partition(":")
-            if not (colon and running.isdigit() and length.isdigit()):
-                raise ValueError(f"{part!r} is not SESSIONS:DRAFT_LENGTH, as in 1:4,4:2,9:0")
-            rows.append((int(running), int(length)))
-        if rows != sorted(set(rows)):
-            raise ValueError("the numbers of sessions must ascend")
-        if rows and max(length for _, length in rows) > MAX_DRAFT_LENGTH:
-            raise ValueError(f"draft lengths must be at most {MAX_DRAFT_LENGTH}")
-        return cls(tuple(rows))
-
-    def length(self, running: int) -> int | None:
-        """The draft length for a load; None below the first row."""
-        lengths = [length for from_, length in self.rows if running >= from_]
-        return lengths[-1] if lengths else None
-
-
-class DraftLengths:
-    """The gateway's draft length, by hand where the operator set one, else by measuring."""
-
-    def __init__(self, config: GatewayConfig) -> None:
-        try:
-            self._table = LengthTable.parse(config.draft_length_by_batch)
-        except ValueError as error:
-            raise ConfigError(f"draft_length_by_batch: {error}") from None
-        self._disable_above = config.disable_above
-        self._configured = config.draft_length
-        self._controller = Controller(config.draft_length) if config.adaptive == "on" else None
-
-    def now(self, running: int) -> int:
-        """The draft length while `running` sessions decode."""
-        if self._disable_above and running > self._disable_above:
-            return 0
-        by_hand = self._table.length(running)
-        if by_hand is not None:
-            return by_hand
-        return self._controller.draft_length if self._controller is not None else self._configured
-
-    def record(self, finished: Round, running: int) -> bool:
-        """Learns from a round; true if the draft length may have changed."""
-        by_hand = self._table.length(running) is not None or 0 < self._disable_above < running
-        return self._controller is not None and not by_hand and self._controller.record(finished, running)
+    def _elsewhere(self, load: Load, length: int) -> float | None:
+        """How many plain rounds one with this draft length takes, at the most similar load that knows."""
+        for other in self._nearest(load.key):
+            if 0 in other.round_s and max(other.round_s) >= length:
+                return self._round_s(other, length) / other.round_s[0]
+        return None

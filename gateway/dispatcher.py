@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from forerun.config import GatewayConfig
 from forerun.errors import Overloaded, Unavailable
 from forerun.v1 import target_pb2, types_pb2
-from gateway.controller import DraftLengths
+from gateway.draft_lengths import DraftLengths
 from gateway.link import DraftLink, Link, TargetLink, hello
 from gateway.pairing import draft_refusal, protocol_refusal, target_refusal
 from gateway.round import Round
@@ -43,6 +43,8 @@ class Dispatcher:
         self._waiting: dict[int, float] = {}  # sessions without a target, and since when
         self._changed = asyncio.Event()
         self._draft_lengths = DraftLengths(config)
+        self._prompts: set[int] = set()  # sessions without a verdict yet
+        self._last_prompt_unix_ns = 0  # when one of them had its first
 
     @property
     def links(self) -> list[Link[Any, Any]]:
@@ -96,6 +98,7 @@ class Dispatcher:
         """Takes a session and places it."""
         self.sessions[session.session_id] = session
         self._waiting[session.session_id] = now
+        self._prompts.add(session.session_id)
         self._set_draft_lengths()
         self._place_draft(session, now)
         self._place_target(session)
@@ -105,13 +108,19 @@ class Dispatcher:
         session.closed = True
         self.sessions.pop(session.session_id, None)
         self._waiting.pop(session.session_id, None)
+        self._prompts.discard(session.session_id)
         for link in self.links:
             link.release(session)
         self._set_draft_lengths()
 
     def on_round(self, session: Session, finished: Round) -> None:
         """Learns from a finished round how long drafts should be."""
-        if session.adaptive and finished.index > 0 and self._draft_lengths.record(finished, len(self.sessions)):
+        if session.session_id in self._prompts:
+            self._prompts.remove(session.session_id)
+            self._last_prompt_unix_ns = finished.ended_unix_ns
+            return
+        beside_prompt = bool(self._prompts) or self._last_prompt_unix_ns >= finished.started_unix_ns
+        if session.adaptive and self._draft_lengths.record(finished, len(self.sessions), beside_prompt):
             self._set_draft_lengths()
 
     def _set_draft_lengths(self) -> None:

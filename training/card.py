@@ -72,7 +72,7 @@ def export(config: Config, draft: Path, measured: list[dict[str, Any]]) -> None:
 def _note(config: Config, measured: list[dict[str, Any]]) -> dict[str, Any]:
     """What the services may want to know before the first token."""
     greedy = next((one for one in measured if one["temperature"] == 0), None)
-    return {
+    note = {
         "role": "draft",
         "target": config.target,
         "tokenizer": config.target,
@@ -84,6 +84,7 @@ def _note(config: Config, measured: list[dict[str, Any]]) -> dict[str, Any]:
             "acceptance_by_position": greedy["model"]["acceptance_by_position"],
         },
     }
+    return note | {"head_tokens": config.head_tokens} if config.head_tokens else note
 
 
 def _card(config: Config, folder: Path, measured: list[dict[str, Any]]) -> str:

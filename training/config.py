@@ -66,6 +66,7 @@ class Config:
     train: TrainConfig
     evaluate: EvaluateConfig
     base_model: str = ""  # the target's public name, for the model card
+    head_tokens: int = 0  # size of the output head that is advised on a CPU; 0 advises none
 
 
 _SECTIONS = {"student": StudentConfig, "sample": SampleConfig, "train": TrainConfig, "evaluate": EvaluateConfig}

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+from forerun.bench.findings import MOSTLY_PLAIN
 from forerun.bench.load import Load
 from forerun.bench.records import Run
 from forerun.bench.stats import Estimate
@@ -93,9 +94,11 @@ def _balance(cell: Cell, plain: Cell, contrast: str) -> str:
     longer = ours.round_ms - theirs.round_ms
     if longer <= 0.02 * theirs.round_ms:
         return f"{gained} in the time of a plain one ({theirs.round_ms:.1f} ms)"
+    few = ours.with_candidates < MOSTLY_PLAIN
+    step = "the longer step (few had a draft to verify)" if few else "the longer step that verifies the draft"
     parts = {
         "waiting for the draft": ours.wait_ms - theirs.wait_ms,
-        "the longer step that verifies the draft": ours.step_ms - theirs.step_ms,
+        step: ours.step_ms - theirs.step_ms,
         "what lies between the steps (hops, turns with other requests)": ours.other_ms - theirs.other_ms,
     }
     cause = max(parts, key=lambda name: parts[name])

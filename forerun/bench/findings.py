@@ -15,7 +15,7 @@ MORE = 0.40  # a last candidate accepted so often asks for longer drafts
 LONG_WAIT = 0.25  # of a round
 COSTLY_STEP = 1.25  # times a plain step
 FEW = 16  # requests
-ENOUGH = 50  # candidates of one kind of prompt
+ENOUGH = 50  # candidates, to speak of their acceptance
 MOSTLY_PLAIN = 0.5  # of the rounds had candidates
 UNSTEADY = 1.15  # the fastest pass over the slowest
 _MISMATCH = (
@@ -59,10 +59,10 @@ def _outputs(run: Run, summary: Summary) -> Iterator[str]:
 
 
 def _drafters(summary: Summary) -> Iterator[str]:
-    """One sentence or two a drafter, at the lowest load, of its longest drafts."""
+    """One sentence or two a drafter, at the lowest load that shows enough of its candidates, of its longest drafts."""
     by_drafter: dict[str, list[Cell]] = defaultdict(list)
     for name in summary.speculating:
-        cells = [cell for cell in summary.of(name) if cell.rounds.drafted]
+        cells = [cell for cell in summary.of(name) if cell.rounds.drafted >= ENOUGH]
         if cells:
             by_drafter[parse_variant(name).drafter].append(cells[0])
     explained = False

@@ -71,12 +71,17 @@ class Launcher:
 
 
 @asynccontextmanager
-async def services(options: Sequence[str], log: Path) -> AsyncIterator[Reachable]:
-    """The gateway and the services' processes, as long as the block lasts. Raises Unavailable if they do not start."""
-    command = [*UP, *options]
+async def services(
+    options: Sequence[str], log: Path, variables: Mapping[str, str] | None = None
+) -> AsyncIterator[Reachable]:
+    """The gateway and the services' processes, as long as the block lasts. Raises Unavailable if they do not start.
+
+    `variables` are added to the environment.
+    """
+    command, environment = guarded([*UP, *options]), os.environ | (variables or {})
     with log.open("wb") as file:
         process = await asyncio.create_subprocess_exec(
-            *guarded(command), stdout=asyncio.subprocess.PIPE, stderr=file, start_new_session=True
+            *command, stdout=asyncio.subprocess.PIPE, stderr=file, env=environment, start_new_session=True
         )
     try:
         assert process.stdout is not None

@@ -10,24 +10,21 @@ from __future__ import annotations
 import argparse
 import asyncio
 import itertools
-import os
-import signal
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
 from forerun import config, trace_view
-from forerun.cli import rounds
-from forerun.cli.child import guarded
+from forerun.cli import background, rounds
 from forerun.cli.client import ask, asked
 from forerun.cli.failure import FAILED, Failure
 from forerun.cli.services import pulled
 from forerun.client import Answer
+from forerun.errors import Unavailable
 from forerun.otlp_sink import OtlpSink, ReceivedSpan
 from forerun.v1 import gateway_pb2
 
@@ -36,8 +33,7 @@ MAX_TOKENS = 96
 SHOWN_ROUNDS = 12
 SHOWN_SPANS = 8
 SERVICES = {"forerun-gateway", "forerun-draft", "forerun-target"}
-_STOP_S = 30.0
-_LAST_LINES = 15
+FREE_PORTS = ("--port=0", "--target-port=0", "--draft-port=0")
 
 
 def request(prompt: str, max_tokens: int, speculate: bool) -> gateway_pb2.GenerateRequest:
@@ -51,42 +47,14 @@ def request(prompt: str, max_tokens: int, speculate: bool) -> gateway_pb2.Genera
     )
 
 
-@asynccontextmanager
-async def running_services(log: Path, sink: OtlpSink, options: Sequence[str]) -> AsyncIterator[str]:
-    """The gateway's address, as long as the block lasts. What the services say goes to `log`."""
-    command = [sys.executable, "-m", "forerun", "up", "--port=0", "--target-port=0", "--draft-port=0", *options]
-    environment = os.environ | {
-        "OTEL_EXPORTER_OTLP_ENDPOINT": sink.endpoint,
-        "OTEL_BSP_SCHEDULE_DELAY": "500",
-    }
-    with log.open("wb") as file:
-        process = await asyncio.create_subprocess_exec(
-            *guarded(command), stdout=asyncio.subprocess.PIPE, stderr=file, env=environment, start_new_session=True
-        )
-    try:
-        assert process.stdout is not None
-        line = (await process.stdout.readline()).decode()
-        if not line.startswith("ready:"):
-            raise Failure(f"the services did not start; the end of their log:\n{end_of(log)}")
-        yield line.split()[-1]
-    finally:
-        if process.returncode is None:
-            process.send_signal(signal.SIGTERM)
-        try:
-            await asyncio.wait_for(process.wait(), _STOP_S)
-        except TimeoutError:
-            process.kill()  # its services die with it
-            await process.wait()
+def traced_to(sink: OtlpSink) -> dict[str, str]:
+    """The variables that send the services' spans to `sink`, soon."""
+    return {"OTEL_EXPORTER_OTLP_ENDPOINT": sink.endpoint, "OTEL_BSP_SCHEDULE_DELAY": "500"}
 
 
 def beginning_of(log: Path) -> str:
     """The first line of a log, where `forerun up` says what it chose."""
     return log.read_text(errors="replace").partition("\n")[0]
-
-
-def end_of(log: Path) -> str:
-    """The last lines of a log."""
-    return "\n".join(log.read_text(errors="replace").splitlines()[-_LAST_LINES:])
 
 
 def speak(console: Console, address: str, message: gateway_pb2.GenerateRequest) -> Answer:
@@ -193,9 +161,9 @@ async def demo(console: Console, log: Path, options: Sequence[str]) -> int:
     """Everything between the pull and the exit code."""
     async with OtlpSink() as sink:
         with console.status("starting target, draft and gateway") as status:
-            async with running_services(log, sink, options) as address:
+            async with background.services([*FREE_PORTS, *options], log, traced_to(sink)) as reachable:
                 status.stop()
-                code = await demonstrate(console, sink, address, log)
+                code = await demonstrate(console, sink, reachable.address, log)
                 console.print("stopping", style="dim")
     console.print("stopped", style="dim")
     return code
@@ -212,7 +180,7 @@ def main() -> int:
             pulled(config.TargetConfig().model, config.resolve(config.CacheConfig, {}))
         log = Path(tempfile.mkdtemp(prefix="forerun-demo-")) / "services.log"
         return asyncio.run(demo(console, log, options))
-    except (Failure, config.ConfigError) as failure:
+    except (Failure, Unavailable, config.ConfigError) as failure:
         print(f"demo: {failure}", file=sys.stderr)
         return FAILED
     except KeyboardInterrupt:

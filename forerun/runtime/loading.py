@@ -17,6 +17,7 @@ from rich.progress import Progress
 
 from forerun.config import DraftConfig, TargetConfig
 from forerun.logs import event
+from forerun.runtime.fused import fuse
 from forerun.runtime.identity import choose_device, choose_dtype
 from forerun.runtime.model import load_model
 from forerun.runtime.model_runner import ModelRunner, default_block_count
@@ -54,6 +55,7 @@ def load_runner(config: TargetConfig | DraftConfig, folder: Path, embeddings_fro
             embeddings_from,
             lambda done, total: bar.update(task, completed=done, total=total),
         )
+    fuse(model)
     block_count = -(-config.kv_cache_tokens // config.block_size) or default_block_count(model, config.block_size)
     runner = ModelRunner(model, block_count, config.block_size)
     event(

@@ -39,13 +39,13 @@ def pack_linears(model: LoadedModel) -> None:
     if model.device.type != "cpu" or not _works(model.dtype):
         return
     found = [
-        (parent, name, layer)
+        (parent, name)
         for parent in model.module.modules()
         for name, layer in parent.named_children()
         if type(layer) is torch.nn.Linear
     ]
-    for parent, name, layer in found:
-        setattr(parent, name, PackedLinear(layer))
+    for parent, name in found:  # by name, so that each layer is freed as soon as it is packed
+        setattr(parent, name, PackedLinear(getattr(parent, name)))
     event(logger, "weights_packed", layers=len(found))
 
 

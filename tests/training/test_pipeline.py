@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from training import config, loss, prompts, student
+from training import card, config, loss, prompts, student
 from training.decoder import LockstepDecoder
 from training.dialogue import ANSWER, FORCED, USER, Script, Template, write
 from training.evaluate import Prompt, answer, draft_flags, measure
@@ -119,6 +120,25 @@ def test_a_saved_draft_holds_no_embeddings_and_works_with_the_targets(target: Ll
     assert not any("embed" in name or "lm_head" in name for name in student.own_weights(draft))
     tokens = torch.randint(len(WORDS), (1, 8))
     torch.testing.assert_close(loaded(tokens).logits, draft(tokens).logits, atol=0.1, rtol=0.1)
+
+
+def test_the_export_passes_on_which_head_is_advised(target: LlamaForCausalLM, tmp_path: Path) -> None:
+    shape = config.StudentConfig(layers=(0, 2), intermediate_size=16)
+    student.save(student.from_target(target, shape), tmp_path / "draft")
+    file = tmp_path / "c.toml"
+    file.write_text(
+        f'target = "t"\nwork = "w"\noutput = "{tmp_path / "out"}"\n[student]\nlayers = [0, 2]\nintermediate_size = 16\n'
+    )
+    for overrides, advised in ((["head_tokens=12288"], 12288), ([], None)):
+        card.export(config.load(file, overrides), tmp_path / "draft", [])
+        assert json.loads((tmp_path / "out" / "forerun.json").read_text()).get("head_tokens") == advised
+
+
+def test_the_shipped_drafts_advice_is_that_of_its_configuration() -> None:
+    root = Path(__file__).parents[2]
+    settings = config.load(root / "training/smollm2-135m.toml")
+    note = json.loads((root / settings.output / "forerun.json").read_text())
+    assert note["head_tokens"] == settings.head_tokens
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])

@@ -92,7 +92,8 @@ _CAPTIONS = {
     "Throughput against pace": """The number in a mark is the load. Better is up and to the left: more tokens a second
     in all, and a steadier stream for each reader.""",
     "How far a draft is right": """A candidate counts only if all before it were accepted, so the curves fall. One that
-    is accepted in fewer than one round in five is seldom worth its time.""",
+    is accepted in fewer than one round in five is seldom worth its time. A hollow mark rests on fewer than 50
+    candidates.""",
     "What one request waits for": """A round brings several tokens at once; inter-token latency spreads the gap before a
     chunk evenly over the chunk's tokens. The table below also has the gaps themselves.""",
 }
@@ -141,11 +142,8 @@ def _tables(run: Run, summary: Summary, advice: Advice) -> str:
     parts = [
         ("Speed", tables.speed(summary, advice), "TPOT: time per output token after the first."),
         ("Latencies", tables.latencies(summary), "TTFT: time to first token."),
-        (
-            "Speculation",
-            tables.speculation(summary),
-            "Drafting overlaps with waiting (*). Drafted, unused: candidates that no round verified.",
-        ),
+        ("Candidates", tables.candidates(summary), "Drafted, unused: candidates that no round verified."),
+        ("Rounds", tables.rounds(summary), "Drafting overlaps with waiting (*). Plain rounds wait for their turn."),
         ("Acceptance by kind of prompt", tables.categories(summary), "Accepted candidates; small: tokens a round."),
         ("Memory", tables.memory(summary), "PSS counts pages that processes share in parts, so it can be added up."),
         ("What was run", tables.settings(run), "Rounds were asked for with each request, so that waits can be shown."),

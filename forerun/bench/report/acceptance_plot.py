@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from forerun.bench.findings import ENOUGH
 from forerun.bench.report.series import Series
-from forerun.bench.report.svg import WIDTH, Frame, Scale, apart, drawing, line, tag, text
+from forerun.bench.report.svg import WIDTH, Frame, Scale, apart, drawing, line, named, tag, text
 from forerun.bench.summary import Summary
 
 
@@ -27,7 +28,8 @@ def acceptance(summary: Summary, series: Mapping[str, Series]) -> str:
         frame.parts += [tag("polyline", points=points, class_=f"path {look.css}")]
         counts = [pair for pair in summary.overall[name].by_position if pair[1]]
         for (x, y), (accepted, verified) in zip(places, counts, strict=True):
-            frame.parts += [look.marker(x, y, 5, f"{name}: {accepted} of {verified} accepted")]
+            hint = f"{name}: {accepted} of {verified} accepted"
+            frame.parts += [look.marker(x, y, 5, hint, hollow=verified < ENOUGH)]
     _labels(frame, summary, rates, series)
     return drawing(374, *frame.parts, label="Share of accepted candidates by position in the draft")
 
@@ -35,8 +37,9 @@ def acceptance(summary: Summary, series: Mapping[str, Series]) -> str:
 def _labels(frame: Frame, summary: Summary, rates: Mapping[str, list[float]], series: Mapping[str, Series]) -> None:
     edge = frame.x.end + 12
     places = apart([frame.y(found[-1]) for found in rates.values()], 17, 40, 330)
+    frame.parts += [text(edge + 5, 22, "variant, tokens a round", "axis")]
     for (name, found), place in zip(rates.items(), places, strict=True):
         at = frame.x(len(found)) + 7
         frame.parts += [line(at, frame.y(found[-1]), edge, place, f"leader {series[name].css}")]
-        shown = f"{name}, {summary.overall[name].mean_length:.2f} tokens a round"
-        frame.parts += [text(edge + 5, place + 4, shown, "name")]
+        length = f", {summary.overall[name].mean_length:.2f}"
+        frame.parts += [named(edge + 5, place + 4, name, WIDTH - edge - 5, after=length)]

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from forerun.bench.report.series import Series
-from forerun.bench.report.svg import WIDTH, Frame, Scale, drawing, line, nice_ticks, tag, text, title
+from forerun.bench.report.svg import WIDTH, Frame, Scale, drawing, line, named, nice_ticks, tag, text, title
 from forerun.bench.stats import Spread
 from forerun.bench.summary import Cell, Summary
 
 _ROW = 20.0
-_NAMES = 120.0  # room for the variants' names
+_NAMES = 150.0  # room for the variants' names
 _GAP = 34.0
 _PANEL = (WIDTH - _NAMES - 2 * _GAP - 16) / 3
 _MAX_DOTS = 80
@@ -33,7 +33,7 @@ def latencies(summary: Summary, series: Mapping[str, Series]) -> str:
         for index in range(len(_METRICS)):
             parts += _panel(cells, series, index, y)
         for row, cell in enumerate(cells):
-            parts += [text(_NAMES - 10, y + row * _ROW + _ROW / 2 + 4, cell.variant, "name", "end")]
+            parts += [named(_NAMES - 10, y + row * _ROW + _ROW / 2 + 4, cell.variant, _NAMES - 10, "end")]
         y += len(cells) * _ROW + 74
     return drawing(y - 20, *parts, label="Latencies by variant and load") if y > 52 else ""
 

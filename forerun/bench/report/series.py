@@ -20,12 +20,13 @@ class Series:
     css: str
     shape: str
 
-    def marker(self, x: float, y: float, size: float = 5.0, hint: str = "") -> str:
+    def marker(self, x: float, y: float, size: float = 5.0, hint: str = "", hollow: bool = False) -> str:
         """The series' mark."""
+        css = f"{'hollow' if hollow else 'mark'} {self.css}"
         if self.shape == "circle":
-            return tag("circle", title(hint), cx=x, cy=y, r=size, class_=f"mark {self.css}")
+            return tag("circle", title(hint), cx=x, cy=y, r=size, class_=css)
         points = " ".join(f"{x + dx * size:.1f},{y + dy * size:.1f}" for dx, dy in _OUTLINES[self.shape])
-        return tag("polygon", title(hint), points=points, class_=f"mark {self.css}")
+        return tag("polygon", title(hint), points=points, class_=css)
 
 
 def series_of(variants: Sequence[str]) -> dict[str, Series]:

@@ -5,11 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from forerun.bench.report.series import Series
-from forerun.bench.report.svg import WIDTH, Frame, Scale, apart, drawing, line, nice_ticks, rectangle, tag, text, title
+from forerun.bench.report.svg import (
+    WIDTH,
+    Frame,
+    Scale,
+    apart,
+    drawing,
+    line,
+    named,
+    nice_ticks,
+    rectangle,
+    tag,
+    text,
+    title,
+)
 from forerun.bench.stats import Estimate
 from forerun.bench.summary import Cell, Summary
 
 _ROW = 22.0
+_NAMES = 190.0  # room for the variants' names
 
 
 def speedups(summary: Summary, series: Mapping[str, Series]) -> str:
@@ -21,8 +35,8 @@ def speedups(summary: Summary, series: Mapping[str, Series]) -> str:
     estimates = [speedup for _, rated in groups for _, speedup in rated if speedup is not None]
     low, high = min(0.8, *(e.low for e in estimates)), max(1.2, *(e.high for e in estimates))
     rows = sum(len(rated) for _, rated in groups)
-    top, bottom = 30.0, 30.0 + rows * _ROW + len(groups) * 14
-    frame = Frame(Scale(low - 0.03, high + 0.03, 220, WIDTH - 90), Scale(0, 1, bottom, top))
+    top, bottom = 30.0, 30.0 + (rows + len(groups)) * _ROW + 7
+    frame = Frame(Scale(low - 0.03, high + 0.03, _NAMES, WIDTH - 70), Scale(0, 1, bottom, top))
     one = frame.x(1)
     frame.parts += [rectangle(frame.x.start, top, one - frame.x.start, bottom - top, "worse")]
     frame.parts += [rectangle(one, top, frame.x.end - one, bottom - top, "better")]
@@ -33,16 +47,16 @@ def speedups(summary: Summary, series: Mapping[str, Series]) -> str:
         text(one - 8, top - 10, "◂ slower than off", "note", "end"),
         text(one + 8, top - 10, "faster ▸", "note"),
     ]
-    y = top + 7
+    y = top
     for load, rated in groups:
-        frame.parts += [text(0, y + _ROW / 2 + 4, load.label, "strong")]
+        if y > top:
+            frame.parts += [line(0, y + 4, frame.x.start, y + 4, "grid")]
+        frame.parts += [text(0, y + _ROW / 2 + 8, load.label, "strong")]
+        y += _ROW
         for cell, speedup in rated:
             assert speedup is not None
             frame.parts += [_speedup_row(frame, series[cell.variant], speedup, y + _ROW / 2)]
             y += _ROW
-        y += 14
-        if load != groups[-1][0]:
-            frame.parts += [line(0, y - 7, WIDTH - 90, y - 7, "grid")]
     return drawing(bottom + 40, *frame.parts, label="Speed of each variant against plain decoding, by load")
 
 
@@ -51,7 +65,7 @@ def _speedup_row(frame: Frame, look: Series, speedup: Estimate, y: float) -> str
     left, right = frame.x(speedup.low), frame.x(speedup.high)
     return "".join(
         (
-            text(210, y + 4, look.name, "name", "end"),
+            named(_NAMES - 10, y + 4, look.name, _NAMES - 10, "end"),
             tag("line", x1=left, y1=y, x2=right, y2=y, class_=f"range {look.css}"),
             look.marker(frame.x(speedup.value), y, 5.5, hint),
             text(right + 10, y + 4, f"{speedup.value:.2f}×", "value"),  # noqa: RUF001
@@ -70,7 +84,7 @@ def throughput(summary: Summary, series: Mapping[str, Series]) -> str:
         return ""
     every = [point for found in points.values() for point in found]
     frame = Frame(
-        Scale(0, max(x for x, _, _ in every) * 1.06, 60, WIDTH - 150),
+        Scale(0, max(x for x, _, _ in every) * 1.06, 60, WIDTH - 190),
         Scale(0, max(y for _, y, _ in every) * 1.1, 370, 34),
     )
     frame.axis_x(nice_ticks(0, frame.x.high, 8), "p95 time per output token, ms (left is smoother for the reader)")
@@ -84,7 +98,7 @@ def throughput(summary: Summary, series: Mapping[str, Series]) -> str:
     for (name, (x, y, _)), place in zip(ends.items(), places, strict=True):
         edge = frame.x.end + 14
         frame.parts += [line(frame.x(x) + 11, frame.y(y), edge, place, f"leader {series[name].css}")]
-        frame.parts += [text(edge + 5, place + 4, name, "name")]
+        frame.parts += [named(edge + 5, place + 4, name, WIDTH - edge - 5)]
     return drawing(416, *frame.parts, label="Throughput against p95 time per output token, by variant and load")
 
 
@@ -109,29 +123,29 @@ def time_of_a_token(summary: Summary) -> str:
     if not cells:
         return ""
     longest = max(cell.rounds.round_ms / cell.rounds.mean_length for cell in cells)
-    height = 40 + len(cells) * _ROW + len(summary.loads) * 14
-    frame = Frame(Scale(0, longest * 1.02, 220, WIDTH - 160), Scale(0, 1, height, 30))
+    height = 40 + (len(cells) + len({cell.load for cell in cells})) * _ROW
+    frame = Frame(Scale(0, longest * 1.02, _NAMES, WIDTH - 190), Scale(0, 1, height, 30))
     frame.axis_x(
         nice_ticks(0, frame.x.high, 8), "time per output token, ms (a round's time over the tokens it commits)"
     )
-    key = (("wait", "waiting for candidates"), ("step", "target's step"), ("other", "hops and turns in between"))
+    key = (("wait", "waiting before the step"), ("step", "target's step"), ("other", "hops and turns in between"))
     for index, (css, meaning) in enumerate(key):
-        at = 220 + index * 195.0
+        at = _NAMES + index * 195.0
         frame.parts += [rectangle(at, 8, 12, 12, css), text(at + 18, 18, meaning, "note")]
-    y = 37.0
+    y = 30.0
     for load in summary.loads:
-        frame.parts += [text(0, y + _ROW / 2 + 4, load.label, "strong")]
-        for cell in summary.at(load):
-            if cell.rounds.committed:
-                frame.parts += [_stack(frame, cell, y)]
-                y += _ROW
-        y += 14
+        bars = [cell for cell in cells if cell.load == load]
+        frame.parts += [text(0, y + _ROW / 2 + 8, load.label, "strong")] if bars else []
+        y += _ROW if bars else 0
+        for cell in bars:
+            frame.parts += [_stack(frame, cell, y)]
+            y += _ROW
     return drawing(height + 40, *frame.parts, label="Where the time of a token goes, by variant and load")
 
 
 def _stack(frame: Frame, cell: Cell, y: float) -> str:
     rounds, x = cell.rounds, frame.x.start
-    bars = [text(210, y + _ROW / 2 + 4, cell.variant, "name", "end")]
+    bars = [named(_NAMES - 10, y + _ROW / 2 + 4, cell.variant, _NAMES - 10, "end")]
     for css, spent in (("wait", rounds.wait_ms), ("step", rounds.step_ms), ("other", rounds.other_ms)):
         width = (frame.x(spent / rounds.mean_length) - frame.x.start) if spent else 0.0
         bars += [rectangle(x, y + 3, width, _ROW - 6, css, f"{cell.variant}: {css} {spent:.1f} ms a round")]

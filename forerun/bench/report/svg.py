@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 WIDTH = 860.0
+_LETTER = 7.3  # the width of one, on average, in the plots' size
 
 
 def tag(name: str, *content: str, **attributes: object) -> str:
@@ -25,6 +26,14 @@ def tag(name: str, *content: str, **attributes: object) -> str:
 def text(x: float, y: float, content: str, class_: str = "", anchor: str = "start", **more: object) -> str:
     """Words; `anchor` is start, middle or end."""
     return tag("text", escape(content), x=x, y=y, class_=class_, text_anchor=anchor, **more)
+
+
+def named(x: float, y: float, full: str, room: float, anchor: str = "start", after: str = "") -> str:
+    """A variant's name. One too long for `room` loses its beginning, which tells least, and shows it as a hint."""
+    letters = int(room / _LETTER) - len(after)
+    shown = full if len(full) <= letters else f"…{full[1 - letters :]}"
+    hint = title(full) if shown != full else ""
+    return tag("text", escape(shown + after), hint, x=x, y=y, class_="name", text_anchor=anchor)
 
 
 def line(x1: float, y1: float, x2: float, y2: float, class_: str) -> str:

@@ -65,33 +65,44 @@ def latencies(summary: Summary) -> str:
     return table(heads, rows, groups)
 
 
-def speculation(summary: Summary) -> str:
-    """What speculation did and what it cost."""
-    groups = [("", 2), ("candidates", 5), ("a round, ms", 5), ("", 3)]
-    heads = ["load", "variant", "rounds with", "accepted", "by position", "tokens a round", "drafted, unused"]
-    heads += ["whole", "target's step", "waiting", "the rest", "drafting*"]
-    heads += ["share waiting", "requests at once", "same output as off"]
-    return table(heads, (_speculation_row(cell) for cell in _cells(summary)), groups)
+def candidates(summary: Summary) -> str:
+    """What became of the drafts."""
+    heads = ["load", "variant", "rounds with candidates", "accepted", "by position, %", "drafted, unused"]
+    heads += ["tokens a round", "same output as off"]
+    return table(heads, (_candidates_row(cell) for cell in _cells(summary)))
 
 
-def _speculation_row(cell: Cell) -> list[str]:
+def _candidates_row(cell: Cell) -> list[str]:
     rounds = cell.rounds
-    whole = rounds.round_ms or 1.0
     return [
         cell.load.label,
         cell.variant,
         f"{rounds.with_candidates:.0%}" if rounds.drafted else _NONE,
         _percent(rounds.acceptance),
-        " ".join(f"{rate:.2f}" for rate in rounds.rates) or _NONE,
-        f"{rounds.mean_length:.2f}",
+        " ".join(f"{rate * 100:.0f}" for rate in rounds.rates) or _NONE,
         _percent(unused(cell)),
-        *(
-            f"{value:.1f}"
-            for value in (rounds.round_ms, rounds.step_ms, rounds.wait_ms, rounds.other_ms, rounds.draft_ms)
-        ),
-        f"{rounds.wait_ms / whole:.0%}",
-        f"{cell.in_flight:.1f}",
+        f"{rounds.mean_length:.2f}",
         f"{cell.identical} of {cell.compared}" if cell.compared else _NONE,
+    ]
+
+
+def rounds(summary: Summary) -> str:
+    """Where the time of a round went."""
+    groups = [("", 2), ("a round, ms", 5), ("", 2)]
+    heads = ["load", "variant", "whole", "target's step", "waiting", "the rest", "drafting*"]
+    heads += ["share waiting", "requests at once"]
+    return table(heads, (_rounds_row(cell) for cell in _cells(summary)), groups)
+
+
+def _rounds_row(cell: Cell) -> list[str]:
+    spent = cell.rounds
+    times = (spent.round_ms, spent.step_ms, spent.wait_ms, spent.other_ms, spent.draft_ms)
+    return [
+        cell.load.label,
+        cell.variant,
+        *(f"{value:.1f}" for value in times),
+        f"{spent.wait_ms / (spent.round_ms or 1.0):.0%}",
+        f"{cell.in_flight:.1f}",
     ]
 
 
@@ -139,13 +150,20 @@ def memory(summary: Summary) -> str:
 
 def settings(run: Run) -> str:
     """What was run, on what."""
-    rows = [[name.replace("_", " "), _shown(value)] for name, value in {**run.settings, **run.machine}.items()]
+    rows = [_setting(name, value) for name, value in {**run.settings, **run.machine}.items()]
     rows += [[f"version of {name}", version] for name, version in run.versions.items()]
     for deployment in run.deployments:
         what = deployment.failure or f"draft {deployment.draft or 'none'}, target {deployment.target}"
         where = "" if deployment.failure else f", {deployment.dtype}, {deployment.device}"
         rows.append([f"services for {deployment.drafter or 'off'}", what + where])
-    return table(["", ""], rows)
+    body = "".join(f"<tr><th>{escape(name)}</th><td>{escape(value)}</td></tr>" for name, value in rows)
+    return f'<table class="settings"><tbody>{body}</tbody></table>'
+
+
+def _setting(name: str, value: object) -> list[str]:
+    if name.endswith("_bytes") and isinstance(value, int):
+        return [name.removesuffix("_bytes").replace("_", " "), f"{value / _MIB:,.0f} MiB"]
+    return [name.replace("_", " "), _shown(value)]
 
 
 def _shown(value: object) -> str:

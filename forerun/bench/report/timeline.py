@@ -66,7 +66,7 @@ def _round(frame: Frame, round: Round, index: int, start: float, lanes: tuple[fl
     parts += [rectangle(frame.x(step), target, right - frame.x(step), _BAR, "step", worked)]
     parts += _tokens(round, (left + right) / 2, tokens)
     words = "".join(round.committed_texts).translate(_VISIBLE)
-    fits = int((right - left) / 6.6)
+    fits = int((right - left - 6) / 6.6)
     words = words if len(words) <= fits else words[: max(fits - 1, 0)] + "…"
     parts += [text((left + right) / 2, tokens + 18, words, "said", "middle")] if fits > 1 else []
     return parts

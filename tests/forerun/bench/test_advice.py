@@ -35,6 +35,17 @@ def test_slower_speculation_is_turned_off_with_the_cause() -> None:
     assert "the longer step that verifies the draft" in advise(summarise(verifying)).choices[0].reason
 
 
+def test_drafts_that_hardly_came_are_not_judged() -> None:
+    run = made_up_run((OFF, "model:4"), (1,), {"model:4": Costs(accept=0.0, draft_ms=0.1, verify_ms=20)})
+    for request in (request for done in run.passes for request in done.requests if request.speculation.drafted):
+        request.speculation.drafted = 4
+        request.speculation.drafted_per_position = [1] * 4
+    assert "the longer step (few had a draft to verify)" in advise(summarise(run)).choices[0].reason
+    text = " ".join(findings(run, summarise(run)))
+    assert "only 2% of the rounds had candidates" in text
+    assert "candidates are accepted" not in text
+
+
 def test_speculation_can_pay_at_one_load_and_not_at_another() -> None:
     run = made_up_run(
         (OFF, "model:4"),

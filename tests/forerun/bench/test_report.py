@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from forerun.bench import records, report
-from forerun.bench.report.svg import apart, nice_ticks
+from forerun.bench.report.svg import apart, named, nice_ticks
 from forerun.bench.variants import OFF
 from forerun.errors import InvalidArgument
 from tests.forerun.bench.made_up import made_up_run
@@ -108,3 +108,14 @@ def test_labels_keep_their_distance_and_their_order() -> None:
     places = apart([50, 10, 12, 11], 5, 0, 52)
     assert places == [50, 10, 20, 15]
     assert apart([50, 51], 5, 0, 52) == [47, 52]
+
+
+def test_a_name_too_long_for_its_place_keeps_its_end_and_is_whole_as_a_hint() -> None:
+    assert ">model:4</text>" in named(0, 0, "model:4", 60)
+    shown = named(0, 0, "owner/a-long-name:4", 80)
+    assert ">…ng-name:4<title>owner/a-long-name:4</title>" in shown
+
+
+def test_acceptance_that_rests_on_few_candidates_is_drawn_hollow() -> None:
+    assert 'class="hollow s1"' in report.render(made_up_run((OFF, "model:4"), (1,), passes=1, tokens=32))
+    assert 'class="hollow s1"' not in report.render(made_up_run((OFF, "model:4"), (4,)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -85,6 +86,20 @@ def test_end_tokens_are_known_at_any_size(folder: Path) -> None:
     model = load_model(folder)
     head = restrict_head(model, 1, [300, *range(300)], model.end_token_ids)
     assert head.token_ids.tolist() == [END, 300]
+
+
+@pytest.mark.parametrize(
+    ("advised", "asked", "known"), [(40, 0, 40), (40, 16, 16), (40, VOCABULARY, None), (None, 0, None)]
+)
+def test_on_a_cpu_the_checkpoint_advises_a_size_and_an_explicit_one_wins(
+    advised: int | None, asked: int, known: int | None, tmp_path: Path
+) -> None:
+    folder = make_tiny_model(tmp_path / "model")
+    ranked = list(reversed(range(VOCABULARY)))  # the end token is among the last
+    save_file({"token_ids": torch.tensor(ranked, dtype=torch.int32)}, folder / RANKING_FILE)
+    (folder / "forerun.json").write_text(json.dumps({} if advised is None else {"head_tokens": advised}))
+    head = head_for(load_model(folder), asked, VOCABULARY)
+    assert (head and set(head.token_ids.tolist())) == (known and {*ranked[:known], END})
 
 
 def test_the_embeddings_stay_whole(folder: Path) -> None:
