@@ -55,7 +55,8 @@ def load_runner(config: TargetConfig | DraftConfig, folder: Path, embeddings_fro
             embeddings_from,
             lambda done, total: bar.update(task, completed=done, total=total),
         )
-    fuse(model)
+    if device.type != "cpu":  # there it changes nothing that can be measured; see docs/log.md
+        fuse(model)
     block_count = -(-config.kv_cache_tokens // config.block_size) or default_block_count(model, config.block_size)
     runner = ModelRunner(model, block_count, config.block_size)
     event(
