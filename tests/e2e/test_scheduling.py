@@ -167,10 +167,16 @@ def test_sessions_do_not_see_each_other(loop: asyncio.Runner, pair: Pair, budget
 # Overload
 
 
-async def stalled(services: Trio, stub: Any = None, draft_length: int | None = None, **options: Any) -> Any:
-    """A call in mid-answer whose client does not read on: it stays until it is cancelled or its time is up."""
+async def stalled(services: Trio, draft_length: int | None = None, **options: Any) -> Any:
+    """A call in mid-answer whose client does not read on: it stays until it is cancelled or its time is up.
+
+    Its connection takes 16 KiB unread and never more; the usual ones grow, at times to more than the whole answer.
+    """
+    narrow = (("grpc.http2.lookahead_bytes", 16384), ("grpc.http2.bdp_probe", 0), ("grpc.use_local_subchannel_pool", 1))
+    connection = grpc.aio.insecure_channel(services.gateways[0].address, options=narrow)
+    await services.stack.enter_async_context(connection)
     made = request([5, 6, 7], draft_length, max_tokens=500, ignore_eos=True, logprobs=20)
-    call = (stub or services.stub).Generate(made, **options)
+    call = gateway_pb2_grpc.GatewayServiceStub(connection).Generate(made, **options)
     for _ in range(2):
         await call.read()
     return call
