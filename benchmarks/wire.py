@@ -88,7 +88,7 @@ class HalfRight:
     def _guess(head: int, index: int) -> int:
         return (token_at(head + index) + (index >= RIGHT)) % VOCABULARY
 
-    def settle(self, batch: object) -> None:
+    def settle(self, batch: object, proposals: Sequence[Proposal]) -> None:
         pass
 
     def truncated(self, sequence: TokenSequence) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from draft_service.drafters.drafter import Drafter, Proposal, Want
+from draft_service.drafters.drafter import Drafter, Proposal
 from draft_service.session import DraftSession, DraftStream, Gap, Run
 from forerun.config import MAX_WINDOW
 from forerun.errors import InvalidArgument
@@ -192,8 +192,7 @@ class DraftEngine:
         wanting = {id(session.sequence): session for session in self.sessions if session.wanted}
         if not wanting:
             return self._next_expiry()
-        wants = [Want(s.sequence, s.params, s.prompt_length, s.wanted) for s in wanting.values()]
-        batch, refused = self._drafter.plan(wants)
+        batch, refused = self._drafter.plan([session.want for session in wanting.values()])
         for want in refused:
             session = wanting.pop(id(want.sequence))
             self._detach_session(session, draft_pb2.DETACH_REASON_CAPACITY, "the cache is full")
@@ -206,9 +205,8 @@ class DraftEngine:
         return min((s.expires_at for s in self.sessions if s.expires_at is not None), default=None)
 
     def complete(self, step: Step, outcome: Sequence[Proposal], now: float) -> None:
-        """Takes proposals where they still hold: no rollback, and no commit beyond what was known, came meanwhile."""
+        """Takes proposals as far as they still hold: no rollback came meanwhile, and commits agree with them."""
         self.stats.steps += 1
-        self._drafter.settle(step.batch)
         for part, proposal in zip(step.parts, outcome, strict=True):
             session = part.session
             if session.closed:
@@ -216,13 +214,16 @@ class DraftEngine:
             run = session.run
             run.started_unix_ns = run.started_unix_ns or step.started_unix_ns
             run.draft_ns += round((now - step.started) * 1e9)
-            run.steps += 1
-            if (session.epoch, session.head) != (part.epoch, part.head):
+            run.steps += proposal.steps
+            since = session.sequence.token_ids[part.head :]  # committed meanwhile
+            still = proposal.after(since) if session.epoch == part.epoch else None
+            if still is None:
                 self.stats.stale_entries += 1
                 continue
-            session.draft(proposal)
+            session.draft(still)
             if session.sendable:
                 self._send(session)
+        self._drafter.settle(step.batch, outcome)
 
     def fail(self, step: Step, error: Exception, now: float) -> None:
         """Lets go of the sessions of a step that raised."""

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from draft_service.drafters.drafter import Proposal
+from draft_service.drafters.drafter import Proposal, Want
 from forerun.runtime.sequence import Sequence as TokenSequence
 from forerun.runtime.stream import Stream
 from forerun.sampling_params import SamplingParams
@@ -78,6 +78,14 @@ class DraftSession:
             return 0
         until = min(self.committed_length + max(self.draft_length, self.window), self.length_limit)
         return max(0, until - self.head)
+
+    @property
+    def want(self) -> Want:
+        """What to ask the drafter for: the rest of a draft, or one draft's worth of run-ahead."""
+        missing = self.committed_length + self.draft_length - self.head
+        most = min(self.wanted, missing if missing > 0 else self.draft_length)
+        floor = min(1.0, self.min_confidence / (math.prod(self.confidences) or 1.0))
+        return Want(self.sequence, self.params, self.prompt_length, most, self.end_token_ids, floor)
 
     def commit(self, start: int, token_ids: Sequence[int], refuted_epoch: int) -> int:
         """Takes committed tokens from absolute position `start` on; returns how many candidates were truncated.

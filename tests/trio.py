@@ -82,7 +82,7 @@ class WeightlessDrafter:
     def propose(self, token_ids: tuple[int, ...], prompt_length: int, most: int) -> Proposal:
         raise NotImplementedError
 
-    def settle(self, batch: Any) -> None:
+    def settle(self, batch: Any, proposals: Sequence[Proposal]) -> None:
         """Nothing is cached."""
 
     def truncated(self, sequence: Any) -> None:

@@ -1,8 +1,9 @@
 """The interface that every drafter has, and the values it trades with the engine.
 
 A drafter guesses tokens for many sequences at once. It owns no sessions and no protocol: the engine says which
-sequences want tokens, a worker executes, and the engine decides whether the guesses still hold. `plan` and `settle`
-run on the event loop and may change a sequence's cache; `execute` runs on the worker and sees frozen values only.
+sequences want tokens, a worker executes, and the engine decides whether the guesses still hold. `execute` runs on the
+worker and sees frozen values only; everything else runs on the event loop and may change a sequence's cache, also
+while the worker executes.
 """
 
 from __future__ import annotations
@@ -17,12 +18,14 @@ from forerun.sampling_params import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class Want:
-    """One sequence that wants up to `most` more tokens, at least 1."""
+    """One sequence that wants up to `most` more tokens, at least 1; fewer if one ends it or is too unlikely to hold."""
 
     sequence: TokenSequence
     params: SamplingParams
     prompt_length: int
     most: int
+    end_token_ids: frozenset[int] = frozenset()  # nothing is wanted after these
+    min_confidence: float = 0.0  # nor once the product of the confidences is below this
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +35,16 @@ class Proposal:
     token_ids: tuple[int, ...]
     exhausted: bool = False  # nothing to add until more is committed
     confidences: tuple[float, ...] = ()  # for each token the drafter's probability of it, 0..1; empty: not known
+    steps: int = 0  # of a model; zero for a drafter without weights
+
+    def after(self, token_ids: Sequence[int]) -> Proposal | None:
+        """What is left of it once these were committed; None if it said something else, or no more than these."""
+        known = len(token_ids)
+        if known == 0:
+            return self
+        if known >= len(self.token_ids) or self.token_ids[:known] != tuple(token_ids):
+            return None
+        return Proposal(self.token_ids[known:], False, self.confidences[known:], self.steps)
 
 
 class Drafter(Protocol):
@@ -51,8 +64,8 @@ class Drafter(Protocol):
     def execute(self, batch: Any) -> list[Proposal]:
         """The proposals for a batch: one for each want that was planned, in order."""
 
-    def settle(self, batch: Any) -> None:
-        """Notes what an executed batch left in the cache. Sequences may have changed meanwhile."""
+    def settle(self, batch: Any, proposals: Sequence[Proposal]) -> None:
+        """Notes what an executed batch left in the cache. Sequences took its proposals, or have changed otherwise."""
 
     def truncated(self, sequence: TokenSequence) -> None:
         """A sequence lost tokens at its end."""

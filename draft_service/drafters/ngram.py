@@ -38,7 +38,7 @@ class NgramDrafter:
     def execute(self, batch: Batch) -> list[Proposal]:
         return [self._propose(token_ids, most) for token_ids, most in batch]
 
-    def settle(self, batch: Batch) -> None:
+    def settle(self, batch: Batch, proposals: Sequence[Proposal]) -> None:
         """Nothing is cached."""
 
     def truncated(self, sequence: TokenSequence) -> None:

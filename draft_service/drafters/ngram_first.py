@@ -50,9 +50,10 @@ class NgramFirstDrafter:
         rest = iter(self._model.execute(batch.rest) if None in batch.found else ())
         return [proposal if proposal is not None else next(rest) for proposal in batch.found]
 
-    def settle(self, batch: Batch) -> None:
+    def settle(self, batch: Batch, proposals: Sequence[Proposal]) -> None:
         if batch.rest is not None:
-            self._model.settle(batch.rest)
+            of_model = [made for made, found in zip(proposals, batch.found, strict=True) if found is None]
+            self._model.settle(batch.rest, of_model)
 
     def truncated(self, sequence: TokenSequence) -> None:
         self._model.truncated(sequence)

@@ -68,6 +68,11 @@ class _Row:
         return int(bool(self.params.logit_bias) or self.params.has_penalties or self.may_not_end)
 
 
+def is_plain(request: DrawRequest) -> bool:
+    """Whether all its rows draw the largest logit, as the model gave them."""
+    return _Row(request, request.first_position).group == 0
+
+
 @torch.inference_mode()
 def draw(logits: Tensor, requests: Sequence[DrawRequest]) -> list[list[Draw]]:
     """Draws one token for every row of `logits` [sum of row_count, V], any float type; one list for each request.

@@ -47,6 +47,27 @@ def drafted(*token_ids: int) -> DraftSession:
     return session
 
 
+def test_run_ahead_goes_a_draft_at_a_time_up_to_the_window() -> None:
+    session = Deployment(draft_length=3, window=8).session
+    wanted = []
+    while session.wanted:
+        wanted.append(session.want.most)
+        session.draft(Proposal((4,) * session.want.most))
+        assert session.sendable
+        session.take_unsent()
+    assert wanted == [3, 3, 2]
+
+
+def test_what_is_wanted_says_where_a_draft_may_end() -> None:
+    session = Deployment().session
+    session.min_confidence = 0.2
+    session.draft(Proposal((4, 5), confidences=(0.5, 0.8)))
+    want = session.want
+    assert (want.most, want.end_token_ids, want.min_confidence) == (2, {0}, 0.5)
+    session.draft(Proposal((6, 7), confidences=(0.4, 0.9)))
+    assert (session.head, session.exhausted) == (6, True), "0.5 * 0.8 * 0.4 < 0.2"
+
+
 def test_a_commit_that_agrees_keeps_the_run_ahead_and_the_epoch() -> None:
     session = drafted(4, 5, 6, 7)
     assert session.commit(3, [4, 5], 0) == 0
@@ -155,3 +176,13 @@ def test_a_proposal_that_a_rollback_overtook_is_dropped() -> None:
     deployment.say(rollback=draft_pb2.Rollback(start_position=3, token_ids=[9], refuted_epoch=1))
     deployment.engine.complete(step, [Proposal((4, 5))], 1.1)
     assert deployment.session.sequence.token_ids == [1, 2, 3, 9]
+
+
+@pytest.mark.parametrize(("said", "left"), [((4, 5), []), ((4, 5, 6, 7), [6, 7]), ((8, 5, 6, 7), [])])
+def test_a_proposal_that_commits_overtook_is_taken_as_far_as_it_agrees(said: tuple[int, ...], left: list[int]) -> None:
+    deployment = Deployment()
+    step = deployment.engine.plan(1.0)
+    assert isinstance(step, DraftStep)
+    deployment.say(advance=draft_pb2.Advance(start_position=3, token_ids=[4, 5]))
+    deployment.engine.complete(step, [Proposal(said)], 1.1)
+    assert deployment.session.sequence.token_ids == [1, 2, 3, 4, 5, *left]

@@ -147,18 +147,9 @@ def test_running_ahead_says_the_same(
 ) -> None:
     _, services = running
 
-    async def speak(ahead: int) -> tuple[list[Answer], int]:
-        """The answers, and how many candidates were proposed for them."""
-        before = (await services.draft.stats()).drafted_tokens
-        wish = {"draft_length": 3, "window": ahead}
-        spoken = await answers(services, None, 1.0, speculation=wish)
-        return spoken, (await services.draft.stats()).drafted_tokens - before
-
-    (_, on_time), (spoken, ahead_of_time) = loop.run(speak(3)), loop.run(speak(window))
+    spoken = loop.run(answers(services, None, 1.0, speculation={"draft_length": 3, "window": window}))
     assert [answer.result for answer in spoken] == [answer.result for answer in plain[1.0]]
     assert max(len(answer.usage.drafted_per_position) for answer in spoken) == 3
-    print(f"{on_time} candidates, {ahead_of_time} with run-ahead")
-    assert ahead_of_time > on_time
 
 
 @pytest.mark.parametrize("temperature", [0.0, *TEMPERATURES])

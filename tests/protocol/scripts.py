@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from draft_service.drafters.drafter import Proposal, Want
-from draft_service.drafters.model import Batch, ModelDrafter
+from draft_service.drafters.model import ModelDrafter
 from forerun.runtime.kv_cache import KvCache
 from forerun.runtime.model_runner import ForwardSlice
-from forerun.runtime.sampling import Draw
+from forerun.runtime.sampling import Draw, DrawRequest
 from forerun.runtime.sequence import Sequence as TokenSequence
 from forerun.sampling_params import SamplingParams
 from forerun.v1 import draft_pb2, types_pb2
@@ -112,29 +112,30 @@ class ScriptedDrafter(ModelDrafter):
     """The real model drafter, cache and chunks and all, whose model is a script and a chance of being right."""
 
     def __init__(self, script: Script, cache: KvCache, max_batch_tokens: int, guess: Guess) -> None:
-        super().__init__(_NoRunner(), cache, (END,), max_batch_tokens)
+        super().__init__(_Histories(Pool(cache.block_size)), cache, (END,), max_batch_tokens)
         self._script = script
-        self._pool = Pool(cache.block_size)
         self._guess = guess
 
-    def execute(self, batch: Batch) -> list[Proposal]:
-        return [Proposal(()) if chunk is None else self._propose(chunk) for chunk in batch]
+    def _draw(self, logits: Any, requests: Sequence[DrawRequest]) -> list[tuple[int, float]]:
+        return [(self._next(*pair), 1.0) for pair in zip(logits, requests, strict=True)]
 
-    def _propose(self, chunk: Any) -> Proposal:
-        history = self._pool.forward(chunk.forward)
-        request = chunk.request
-        if request is None:
-            return Proposal(())
+    def _next(self, history: list[int], request: DrawRequest) -> int:
         assert history == list(request.token_ids), "the cache holds other tokens than the sequence"
         token = self._script.next_token(request.params, request.prompt_length, history)
-        if not self._guess(hash((7, *history)), len(history) - request.prompt_length):
-            token = (token + 1) % self._script.vocabulary_size
-        return Proposal((token,))
+        if self._guess(hash((7, *history)), len(history) - request.prompt_length):
+            return token
+        return (token + 1) % self._script.vocabulary_size
 
 
-class _NoRunner:
+class _Histories:
+    """A model whose logits are the tokens that it was given and those that the cache held before them."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+
     def forward(self, slices: Sequence[ForwardSlice]) -> Any:
-        raise AssertionError("a script needs no model")
+        histories = [(self._pool.forward(part), part.logits_count) for part in slices]
+        return [history for history, wanted in histories if wanted]
 
 
 class LeapingDrafter:
@@ -164,7 +165,7 @@ class LeapingDrafter:
             history.append(token if (lot >> step) % 8 else 2)
         return Proposal(tuple(history[known:]), exhausted=lot % 7 == 0)
 
-    def settle(self, batch: Any) -> None:
+    def settle(self, batch: Any, proposals: Sequence[Proposal]) -> None:
         """Nothing is cached."""
 
     def truncated(self, sequence: TokenSequence) -> None:

@@ -55,7 +55,7 @@ def test_a_step_that_raises_is_handed_back_as_failed_and_the_next_ones_run() -> 
 class Forgetful(NgramDrafter):
     """A drafter with a bug in its bookkeeping."""
 
-    def settle(self, batch: Any) -> None:
+    def settle(self, batch: Any, proposals: Any) -> None:
         raise KeyError("a bug")
 
 
