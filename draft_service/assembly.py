@@ -18,9 +18,11 @@ from forerun.config import PROTOCOL_VERSION, DraftConfig
 from forerun.model_folder import model_folder
 from forerun.rpc import Server
 from forerun.runtime.identity import new_incarnation, service_info
+from forerun.runtime.int8_linear import round_linears
 from forerun.runtime.kv_cache import KvCache
 from forerun.runtime.loading import load_runner
-from forerun.runtime.output_head import head_for
+from forerun.runtime.model import LoadedModel
+from forerun.runtime.output_head import Head, head_for
 from forerun.runtime.packed_linear import pack_linears
 from forerun.runtime.step_loop import StepLoop
 from forerun.telemetry import Tracing
@@ -74,6 +76,15 @@ def draft_folder(name: str, cache: Path) -> Path:
     return shipped if (shipped / "config.json").is_file() else model_folder(name, cache)
 
 
+def lighten(model: LoadedModel, config: DraftConfig, vocabulary_size: int) -> Head | None:
+    """Makes a draft's steps cheaper, as the settings allow; the head, where it is restricted."""
+    head = head_for(model, config.vocabulary, vocabulary_size)
+    if config.weights == "auto":
+        round_linears(model)
+    pack_linears(model)
+    return head
+
+
 def _model(config: DraftConfig, name: str, cache: Path) -> Source:
     folder, target = draft_folder(name, cache), model_folder(config.target, cache)
     runner = load_runner(config, folder, embeddings_from=target)
@@ -82,8 +93,7 @@ def _model(config: DraftConfig, name: str, cache: Path) -> Source:
     tokenizer_folder = folder if (folder / "tokenizer.json").is_file() else target
     info = service_info(config.model, model, tokenizer_folder, context_length, config.max_sessions)
     ends = tuple(sorted(model.end_token_ids))
-    head = head_for(model, config.vocabulary, info.vocabulary_size)
-    pack_linears(model)
+    head = lighten(model, config, info.vocabulary_size)
     kv_cache = KvCache(runner.block_count, runner.block_size)
     drafter = ModelDrafter(runner, kv_cache, ends, config.max_batch_tokens, head)
     limits = DraftLimits(

@@ -12,13 +12,13 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
-from draft_service.assembly import NGRAM, NGRAM_FIRST, draft_folder
+from draft_service.assembly import NGRAM, NGRAM_FIRST, draft_folder, lighten
 from forerun.config import DraftConfig, TargetConfig
 from forerun.errors import FailedPrecondition
 from forerun.model_folder import model_folder
 from forerun.runtime.loading import load_runner
 from forerun.runtime.model_runner import ModelRunner
-from forerun.runtime.output_head import Head, head_for
+from forerun.runtime.output_head import Head
 from forerun.runtime.packed_linear import pack_linears
 from forerun.vocabulary import Vocabulary, differences, read_vocabulary
 
@@ -72,8 +72,7 @@ def load_pair(target: TargetConfig, draft: DraftConfig, cache: Path, prompts: Se
     if of_draft is not None:
         runner = load_runner(replace(draft, kv_cache_tokens=room, block_size=target.block_size), of_draft, folder)
         _fitting(encoded, tokens, runner)
-        head = head_for(runner.model, draft.vocabulary, vocabulary.size)
-        pack_linears(runner.model)
+        head = lighten(runner.model, draft, vocabulary.size)
         small = Model(runner, draft.threads, head)
     return Pair(vocabulary, encoded, Model(large, target.threads), small)
 
