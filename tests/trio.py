@@ -250,7 +250,7 @@ class Trio:
         if kind == RIGHT:
             return draft_service.assembly.weightless(self.right, RIGHT, sessions)
         model = {MODEL: str(self.pair.draft), TWIN: str(self.pair.target), NGRAM: NGRAM}[kind]
-        config = DraftConfig(model=model, target=str(self.pair.target), **settings)
+        config = DraftConfig(model=model, target=str(self.pair.target), **{"dtype": "float32"} | settings)
         return draft_service.assembly.load(config, self.pair.target)
 
     async def start_gateway(self, *, port: int = 0, tracing: Tracing | None = None, **settings: Any) -> GatewayNode:

@@ -50,7 +50,7 @@ def load_runner(config: TargetConfig | DraftConfig, folder: Path, embeddings_fro
         task = bar.add_task(f"loading {config.model}", total=None)
         model = load_model(
             folder,
-            choose_dtype(config.dtype, device),
+            choose_dtype(config.dtype, device, guesses=isinstance(config, DraftConfig)),
             device,
             embeddings_from,
             lambda done, total: bar.update(task, completed=done, total=total),
