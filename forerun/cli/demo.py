@@ -1,26 +1,26 @@
 """`make demo`: the whole product in a minute, on a real model: `python -m forerun.cli.demo`.
 
 It starts the services with `forerun up`, answers one prompt with and without speculation, shows the rounds and the
-trace of a request, compares texts and speeds, and stops everything. It exits 1 if the texts differ. It is a
-demonstration and a measurement of two runs each way, not a benchmark.
+trace of the request, compares texts and speeds of that and of other kinds of prompts, and stops everything. It exits 1
+if any texts differ.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import itertools
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
 
 from forerun import config, trace_view
+from forerun.bench import dataset
 from forerun.cli import background, rounds
 from forerun.cli.client import ask, asked
+from forerun.cli.comparison import Comparison, verdict
 from forerun.cli.failure import FAILED, Failure
 from forerun.cli.services import pulled
 from forerun.client import Answer
@@ -30,6 +30,7 @@ from forerun.v1 import gateway_pb2
 
 PROMPT = "Why is the sky blue?"
 MAX_TOKENS = 96
+COMPARED_TOKENS = 64
 SHOWN_ROUNDS = 12
 SHOWN_SPANS = 8
 SERVICES = {"forerun-gateway", "forerun-draft", "forerun-target"}
@@ -73,23 +74,6 @@ def heading(console: Console, text: str) -> None:
     console.rule(f"[bold]{text}", align="left", style="bright_black")
 
 
-def speed(answers: Sequence[Answer]) -> float:
-    """Tokens a second after the first token, of the fastest run: what else the machine does only slows runs down."""
-    return max(answer.tokens_per_second for answer in answers)
-
-
-def difference(plain: Answer, speculative: Answer) -> str:
-    """Where two answers part. Empty if they do not."""
-    if (plain.token_ids, plain.text) == (speculative.token_ids, speculative.text):
-        return ""
-    pairs = itertools.zip_longest(plain.token_ids, speculative.token_ids)
-    position = next((index for index, (one, other) in enumerate(pairs) if one != other), None)
-    where = (
-        "the token ids are equal, the texts are not" if position is None else f"they part at output token {position}"
-    )
-    return f"{where}\nplain:       {plain.text!r}\nspeculative: {speculative.text!r}"
-
-
 def complete(spans: Sequence[ReceivedSpan], answer: Answer) -> bool:
     """Whether all services have sent their part of the answer's trace."""
     trace = [span for span in spans if span.trace_id == answer.started.trace_id]
@@ -106,55 +90,42 @@ async def show_trace(console: Console, sink: OtlpSink, answer: Answer) -> None:
     console.print(trace_view.render(sink.spans, answer.started.trace_id, max_children=SHOWN_SPANS))
 
 
-def verdict(console: Console, plain: Sequence[Answer], speculative: Sequence[Answer]) -> int:
-    """Compares speeds and texts; the exit code."""
-    usage = speculative[0].finished.speculation
-    speeds = speed(plain), speed(speculative)
-    table = Table(box=None, padding=(0, 3, 0, 0), header_style="dim", pad_edge=False)
-    for title in ("", "tok/s (the better of two runs)", "tokens a round"):
-        table.add_column(title, justify="right" if title else "left")
-    table.add_row("plain", f"{speeds[0]:.1f}", "1.00")
-    table.add_row("speculative", f"{speeds[1]:.1f}", f"{usage.mean_accepted_length:.2f}")
-    console.print(table)
-    ratio = speeds[1] / speeds[0] if speeds[0] else 0.0
-    if ratio >= 1:
-        console.print(f"speculation is {ratio:.2f} times as fast here")
-    else:
-        console.print(
-            f"speculation is slower here, at {ratio:.2f} times the speed: on this machine drafting and verifying cost "
-            "more time than the tokens they save"
-        )
-    differences = [found for answer in (*plain, *speculative) if (found := difference(plain[0], answer))]
-    if differences:
-        console.print(f"the texts differ: {differences[0]}", style="bold red", markup=False)
-        return FAILED
-    console.print("texts: [bold green]identical[/]")
-    return 0
+async def compare(console: Console, address: str) -> list[Comparison]:
+    """One prompt of each kind in `forerun bench`'s own set, both ways, which goes first in turns."""
+    first = {prompt.category: prompt.turns[0] for prompt in reversed(dataset.built_in())}
+    with console.status("") as status:
+        found = []
+        for number, (kind, prompt) in enumerate(reversed(first.items())):
+            status.update(f"one prompt of each kind: {kind}, {number + 1} of {len(first)}")
+            answers = {
+                speculate: await asyncio.to_thread(ask, address, request(prompt, COMPARED_TOKENS, speculate))
+                for speculate in ((False, True) if number % 2 else (True, False))
+            }
+            found.append(Comparison(kind, answers[False], answers[True]))
+    return found
 
 
 async def demonstrate(console: Console, sink: OtlpSink, address: str, log: Path) -> int:
-    """One prompt, twice each way; rounds, trace, verdict."""
+    """One prompt both ways with rounds and trace, some more without, verdict."""
     choices = beginning_of(log).removeprefix("forerun │ ")
     console.print(f"gateway on {address}; {choices}; their log is {log}", style="dim", soft_wrap=True)
     for speculate in (False, True):
         await asyncio.to_thread(ask, address, request(PROMPT, 8, speculate))  # warm-up, so that the speeds are fair
     heading(console, "plain: the target alone")
     console.print(PROMPT, style="italic")
-    plain = [await asyncio.to_thread(speak, console, address, request(PROMPT, MAX_TOKENS, False))]
+    plain = await asyncio.to_thread(speak, console, address, request(PROMPT, MAX_TOKENS, False))
     heading(console, "speculative: the draft proposes, the target decides")
-    speculative = [await asyncio.to_thread(speak, console, address, request(PROMPT, MAX_TOKENS, True))]
+    speculative = await asyncio.to_thread(speak, console, address, request(PROMPT, MAX_TOKENS, True))
     console.print(rounds.legend())
     heading(console, "its rounds")
-    console.print(rounds.table(speculative[0].rounds[:SHOWN_ROUNDS]))
-    more = len(speculative[0].rounds) - SHOWN_ROUNDS
+    console.print(rounds.table(speculative.rounds[:SHOWN_ROUNDS]))
+    more = len(speculative.rounds) - SHOWN_ROUNDS
     console.print(f"... and {more} more" if more > 0 else "", style="dim")
-    console.print(rounds.summary(speculative[0].finished.speculation))
+    console.print(rounds.summary(speculative.finished.speculation))
     heading(console, "its trace, over three processes")
-    await show_trace(console, sink, speculative[0])
+    await show_trace(console, sink, speculative)
     heading(console, "both speeds, both texts")
-    for answers, speculate in ((plain, False), (speculative, True)):  # once more, since one run says little
-        answers.append(await asyncio.to_thread(ask, address, request(PROMPT, MAX_TOKENS, speculate)))
-    return verdict(console, plain, speculative)
+    return verdict(console, [Comparison("the sky", plain, speculative), *await compare(console, address)])
 
 
 async def demo(console: Console, log: Path, options: Sequence[str]) -> int:
