@@ -9,7 +9,7 @@ import torch
 
 from forerun.runtime.model import load_model
 from forerun.runtime.model_runner import ForwardSlice, ModelRunner
-from forerun.runtime.packed_linear import PackedLinear, pack_linears
+from forerun.runtime.packed_linear import PackedLinear, pack_linears, packing_pays
 from tests.models import ARCHITECTURES, make_tiny_model
 
 SEED = 20261129
@@ -35,7 +35,7 @@ def test_a_packed_layer_computes_the_same_product(dtype: torch.dtype, rows: int,
 def test_a_packed_model_gives_the_same_logits(architecture: str, tmp_path: Path) -> None:
     folder = make_tiny_model(tmp_path / architecture, architecture)
     plain, packed = (load_model(folder) for _ in range(2))
-    pack_linears(packed)
+    pack_linears(packed, lambda layers: True)
     given = [ForwardSlice(tuple(range(3, 20)), 0, (0, 1), 17)]
     logits = [ModelRunner(model, 4).forward(given) for model in (plain, packed)]
     torch.testing.assert_close(logits[1], logits[0], atol=1e-4, rtol=1e-4)
@@ -45,5 +45,31 @@ def test_a_packed_model_gives_the_same_logits(architecture: str, tmp_path: Path)
 def test_tied_embeddings_survive_packing(tmp_path: Path) -> None:
     model = load_model(make_tiny_model(tmp_path / "m"))
     before = model.module.get_input_embeddings().weight.clone()
-    pack_linears(model)
+    pack_linears(model, lambda layers: True)
     assert torch.equal(model.module.get_input_embeddings().weight, before)
+
+
+def test_only_shapes_for_which_it_pays_are_packed(tmp_path: Path) -> None:
+    model = load_model(make_tiny_model(tmp_path / "m"))
+    width = model.module.lm_head.in_features
+    pack_linears(model, lambda layers: layers[0].in_features != width)
+    kinds = {type(layer) for layer in model.module.modules() if getattr(layer, "in_features", width) != width}
+    assert kinds == {PackedLinear}
+    assert type(model.module.lm_head) is torch.nn.Linear
+
+
+@pytest.mark.parametrize("slow", ["whole", "packed"])
+def test_the_faster_way_is_found_by_timing(slow: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a delay in one of them that no layer of this size has."""
+    kind = torch.nn.Linear if slow == "whole" else PackedLinear
+    forward = kind.forward
+
+    def delayed(layer: torch.nn.Module, rows: torch.Tensor) -> torch.Tensor:
+        for _ in range(20):
+            forward(layer, rows)
+        return forward(layer, rows)
+
+    monkeypatch.setattr(kind, "forward", delayed)
+    layers = [torch.nn.Linear(512, 512, bias=False) for _ in range(2)]
+    assert packing_pays(layers) == (slow == "whole")
+    assert packing_pays([torch.nn.Linear(8, 8, bias=False)]), "too small to be timed"
