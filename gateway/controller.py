@@ -51,6 +51,11 @@ class Load:
     slices_to_probe: int = PROBE_EVERY
     probed: dict[int, int] = field(default_factory=dict)  # by draft length, the slice in which it was last tried
 
+    def begin_slice(self) -> None:
+        """Forgets what belongs to the slice under way."""
+        self.seconds.clear()
+        self.rounds, self.spent_s, self.committed = 0, 0.0, 0
+
 
 class Controller:
     """Measures rounds and chooses the draft length for all sessions that leave it to the gateway."""
@@ -101,12 +106,15 @@ class Controller:
         return load.length != before
 
     def _load(self, running: int) -> Load:
-        """What is known of a load; a new one starts with what is best at the nearest."""
+        """What is known of a load; one at which nothing was measured yet does what is best at the nearest."""
         key = running.bit_length()
-        if key not in self._loads:
-            best = next((load.best for load in self._nearest(key) if load.best is not None), self._lengths[-1])
-            self._loads[key] = Load(key, best)
-        return self._loads[key]
+        load = self._loads.setdefault(key, Load(key, self._lengths[-1]))
+        if not load.round_s:
+            length = next((near.best for near in self._nearest(key) if near.best is not None), load.length)
+            if length != load.length:
+                load.length = length
+                load.begin_slice()
+        return load
 
     def _nearest(self, key: int) -> list[Load]:
         """The other loads, the most similar one first."""
@@ -145,8 +153,7 @@ class Controller:
             load.probe_at_s = load.total_s + lost_s / PROBE_SHARE
             load.slices_to_probe = PROBE_EVERY
         load.length = self._choose(load)
-        load.seconds.clear()
-        load.rounds, load.spent_s, load.committed = 0, 0.0, 0
+        load.begin_slice()
 
     def _choose(self, load: Load) -> int:
         if 0 not in load.round_s:

@@ -126,6 +126,21 @@ def test_each_load_has_a_length_of_its_own() -> None:
     assert (alone, crowded, machine.draft_length) == (6, 0, 6)
 
 
+def test_a_load_that_was_only_passed_does_what_its_neighbour_found_out() -> None:
+    """Sixteen requests come one by one, and leave one by one: the loads between are too short to learn anything."""
+    machine = Machine(0.0, lambda length: 0.1 + 0.1 * length)
+    for running in range(1, 16):
+        machine.running = running
+        machine.run(1)
+    machine.running = 16
+    machine.run(2000)
+    lengths = []
+    for running in range(15, 0, -1):
+        machine.running = running
+        lengths.append(machine.draft_length)
+    assert lengths == [0] * 15
+
+
 def test_rounds_beside_prompts_do_not_count_for_their_time() -> None:
     controller = Controller(4)
     for number in range(2000):
