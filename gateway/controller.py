@@ -27,7 +27,8 @@ OUTLIER = 3.0  # a round longer than this many times the median tells of a pause
 PROBE_EVERY = 8  # slices at least
 FIRST_PROBE = 50  # after so many times the time that the first choice took
 PROBE_SHARE = 0.01  # of the time may be lost to probes
-TOKEN_WEIGHT = 0.03  # of a new round's tokens
+TOKEN_WEIGHT = 0.03  # of a new round's tokens at least; at first all rounds count alike, and
+PRIOR_ROUNDS = 4  # what is assumed before them counts as so many
 BETTER = 1.02  # how much better another draft length must be; plain decoding wins a tie
 
 
@@ -46,8 +47,7 @@ class Load:
     seconds: list[float] = field(default_factory=list)  # of those that shared no step with a prompt
     spent_s: float = 0.0  # by the slice, settling included
     committed: int = 0  # by the slice, settling included
-    total_s: float = 0.0
-    probe_at_s: float = 0.0  # of total_s, no probe before
+    learning_s: float = 0.0  # until the first choice
     slices_to_probe: int = PROBE_EVERY
     probed: dict[int, int] = field(default_factory=dict)  # by draft length, the slice in which it was last tried
 
@@ -63,7 +63,10 @@ class Controller:
     def __init__(self, draft_length: int) -> None:
         self._lengths = [length for length in (0, 1, 2, 3, 4, 6, 8, 12, 16) if length < draft_length] + [draft_length]
         self._tokens = {length: 1.0 + 0.5 * min(length, 3) for length in self._lengths}
+        self._seen = dict.fromkeys(self._lengths, PRIOR_ROUNDS)  # rounds behind each figure in _tokens
         self._loads: dict[int, Load] = {}
+        self._total_s = 0.0  # of all rounds at all loads
+        self._probe_at_s = 0.0  # of _total_s, no probe before
         self._slices = 0
         self._used = -1  # by the last round
         self._settling = self._catching_up = 0  # rounds that are not measured yet
@@ -80,7 +83,9 @@ class Controller:
         load = self._load(running)
         seconds = max(finished.ended_unix_ns - finished.started_unix_ns, 1) / 1e9
         load.spent_s += seconds
-        load.total_s += seconds
+        self._total_s += seconds
+        if load.best is None:
+            load.learning_s += seconds
         load.committed += finished.accepted_count + 1
         if not self._settled(load, finished, running):
             return False
@@ -136,7 +141,9 @@ class Controller:
         for length in self._lengths:  # a shorter draft would have kept the first of the same candidates
             if 0 < length <= used:
                 committed = 1 + min(finished.accepted_count, length)
-                self._tokens[length] += TOKEN_WEIGHT * (committed - self._tokens[length])
+                self._seen[length] += 1
+                weight = max(TOKEN_WEIGHT, 1 / self._seen[length])
+                self._tokens[length] += weight * (committed - self._tokens[length])
 
     def _end_slice(self, load: Load) -> None:
         """Notes what a round took, and begins the next slice."""
@@ -150,7 +157,7 @@ class Controller:
         load.probed[load.length] = self._slices
         if load.best is not None and load.length != load.best:  # it was a probe
             lost_s = load.spent_s - load.committed / self._speed(load, load.best)
-            load.probe_at_s = load.total_s + lost_s / PROBE_SHARE
+            self._probe_at_s = max(self._probe_at_s, self._total_s + lost_s / PROBE_SHARE)
             load.slices_to_probe = PROBE_EVERY
         load.length = self._choose(load)
         load.begin_slice()
@@ -162,10 +169,10 @@ class Controller:
         if load.best is not None and best and self._speed(load, best) < BETTER * self._speed(load, load.best):
             best = load.best
         if load.best is None:
-            load.probe_at_s = FIRST_PROBE * load.total_s
+            self._probe_at_s = max(self._probe_at_s, self._total_s + FIRST_PROBE * load.learning_s)
         load.best = best
         load.slices_to_probe -= 1
-        if load.slices_to_probe > 0 or load.total_s < load.probe_at_s:
+        if load.slices_to_probe > 0 or self._total_s < self._probe_at_s:
             return best
         at = self._lengths.index(best)
         others = {0, *self._lengths[max(0, at - 1) : at + 2]} - {best}
