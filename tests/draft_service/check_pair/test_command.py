@@ -27,6 +27,7 @@ def flags(target: Path, draft: str, *more: str) -> list[str]:
         "model": draft,
         "target": str(target),
         "device": "cpu",
+        "dtype": "float32",
         "threads": "1",
         "target-dtype": "float32",
         "target-device": "cpu",
