@@ -84,6 +84,8 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--blocks", type=int, default=6, help="pairs of them")
     arguments = parser.parse_args()
+    if arguments.blocks < 2:
+        parser.error("--blocks must be 2 or more: the first pair is shown apart")
     table = Table(title=f"{'a junk draft' if arguments.junk else 'the shipped pair'}, {arguments.dtype}: on beside off")
     for heading in ("concurrency", "off tok/s", "on tok/s", "first pair", "later pairs, each", "later together"):
         table.add_column(heading, justify="right")

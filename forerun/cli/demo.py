@@ -92,13 +92,15 @@ async def show_trace(console: Console, sink: OtlpSink, answer: Answer) -> None:
 
 async def compare(console: Console, address: str) -> list[Comparison]:
     """One prompt of each kind in `forerun bench`'s own set, both ways, which goes first in turns."""
-    first = {prompt.category: prompt.turns[0] for prompt in reversed(dataset.built_in())}
+    first: dict[str, str] = {}
+    for prompt in dataset.built_in():
+        first.setdefault(prompt.category, prompt.turns[0])
     with console.status("") as status:
         found = []
-        for number, (kind, prompt) in enumerate(reversed(first.items())):
+        for number, (kind, text) in enumerate(first.items()):
             status.update(f"one prompt of each kind: {kind}, {number + 1} of {len(first)}")
             answers = {
-                speculate: await asyncio.to_thread(ask, address, request(prompt, COMPARED_TOKENS, speculate))
+                speculate: await asyncio.to_thread(ask, address, request(text, COMPARED_TOKENS, speculate))
                 for speculate in ((False, True) if number % 2 else (True, False))
             }
             found.append(Comparison(kind, answers[False], answers[True]))

@@ -14,6 +14,7 @@ import torch
 
 from forerun.logs import event
 from forerun.runtime.model import LoadedModel
+from forerun.runtime.packed_linear import linear_places
 
 logger = logging.getLogger(__name__)
 
@@ -56,12 +57,7 @@ def round_linears(model: LoadedModel) -> int:
     """
     if model.device.type != "cpu" or model.dtype is not torch.bfloat16 or not _works():
         return 0
-    found = [
-        (parent, name)
-        for parent in model.module.modules()
-        for name, layer in parent.named_children()
-        if type(layer) is torch.nn.Linear
-    ]
+    found = linear_places(model)
     for parent, name in found:
         setattr(parent, name, Int8Linear(getattr(parent, name)))
     event(logger, "weights_rounded", layers=len(found))

@@ -43,6 +43,16 @@ class PackedLinear(torch.nn.Module):
         return product
 
 
+def linear_places(model: LoadedModel) -> list[tuple[torch.nn.Module, str]]:
+    """Where the model has plain linear layers: their parents, and their names there."""
+    return [
+        (parent, name)
+        for parent in model.module.modules()
+        for name, layer in parent.named_children()
+        if type(layer) is torch.nn.Linear
+    ]
+
+
 def pack_linears(model: LoadedModel, pays: Callable[[Sequence[torch.nn.Linear]], bool] | None = None) -> None:
     """Replaces the model's linear layers of each shape for which it `pays`, by default by timing them.
 
@@ -51,10 +61,8 @@ def pack_linears(model: LoadedModel, pays: Callable[[Sequence[torch.nn.Linear]],
     if model.device.type != "cpu" or not _works(model.dtype):
         return
     places: dict[tuple[int, ...], list[tuple[torch.nn.Module, str]]] = defaultdict(list)
-    for parent in model.module.modules():
-        for name, layer in parent.named_children():
-            if type(layer) is torch.nn.Linear:
-                places[tuple(layer.weight.shape)].append((parent, name))
+    for parent, name in linear_places(model):
+        places[tuple(getattr(parent, name).weight.shape)].append((parent, name))
     layers, kept = 0, 0
     for found in places.values():
         if not (pays or packing_pays)([getattr(parent, name) for parent, name in found]):
