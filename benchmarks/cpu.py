@@ -15,12 +15,13 @@ import re
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from rich.console import Console
 from rich.table import Table
@@ -127,10 +128,19 @@ def services(dtype: str, threads: int, extra: Sequence[str]) -> Iterator[tuple[s
                     break
             else:
                 raise SystemExit("forerun up did not start:\n" + "".join(seen[-20:]))
+            reading = threading.Thread(target=_read_on, args=(process.stdout,))  # a full pipe would stop the services
+            reading.start()
             yield found[1], process.pid
         finally:
             process.terminate()
-            process.communicate()
+            process.wait()
+
+
+def _read_on(log: IO[str]) -> None:
+    """What the services log: shown where somebody asked for it, else dropped."""
+    for line in log:
+        if "FORERUN_LOG_LEVEL" in os.environ:
+            sys.stderr.write(line)
 
 
 def ask(client: Client, prompt: str | Sequence[int], tokens: int, way: str, draft_length: int) -> Sample:

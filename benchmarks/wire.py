@@ -76,7 +76,7 @@ def instant_target(step: Step) -> Sequence[Sequence[Draw]]:
 class HalfRight:
     """A drafter that knows the sequence and errs after `RIGHT` candidates. It proposes a whole draft in one step."""
 
-    total_blocks = used_blocks = 0
+    total_blocks = used_blocks = reused_tokens = 0
 
     def plan(self, wants: Sequence[Want]) -> tuple[list[tuple[int, int]], Sequence[Want]]:
         return [(len(want.sequence), want.most) for want in wants], ()

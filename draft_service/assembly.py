@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from draft_service.drafters.drafter import Drafter, Proposal
+from draft_service.drafters.draws import Chain, Draws
 from draft_service.drafters.model import ModelDrafter
 from draft_service.drafters.ngram import NgramDrafter
 from draft_service.drafters.ngram_first import NgramFirstDrafter
@@ -17,10 +18,10 @@ from draft_service.tracing import DraftTracing
 from forerun.config import PROTOCOL_VERSION, DraftConfig
 from forerun.model_folder import model_folder
 from forerun.rpc import Server
-from forerun.runtime.identity import new_incarnation, service_info
+from forerun.runtime.identity import choose_reuse, new_incarnation, service_info
 from forerun.runtime.int8_linear import round_linears
 from forerun.runtime.kv_cache import KvCache
-from forerun.runtime.loading import load_runner
+from forerun.runtime.loading import load_runner, warm_up
 from forerun.runtime.model import LoadedModel
 from forerun.runtime.output_head import Head, head_for
 from forerun.runtime.packed_linear import pack_linears
@@ -94,8 +95,10 @@ def _model(config: DraftConfig, name: str, cache: Path) -> Source:
     info = service_info(config.model, model, tokenizer_folder, context_length, config.max_sessions)
     ends = tuple(sorted(model.end_token_ids))
     head = lighten(model, config, info.vocabulary_size)
-    kv_cache = KvCache(runner.block_count, runner.block_size)
-    drafter = ModelDrafter(runner, kv_cache, ends, config.max_batch_tokens, head)
+    kv_cache = KvCache(runner.block_count, runner.block_size, choose_reuse(config.prefix_reuse, model.device))
+    warm_up(config, runner)
+    draws = Draws(runner, head, runner if head is None and isinstance(runner, Chain) else None)
+    drafter = ModelDrafter(draws, kv_cache, ends, config.max_batch_tokens)
     limits = DraftLimits(
         model.vocabulary_size, context_length, ends, config.max_sessions, min_confidence=config.min_confidence
     )

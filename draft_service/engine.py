@@ -78,6 +78,7 @@ class DraftEngine:
         """Counters and gauges, now."""
         self.sessions.fill(self.stats)
         self.stats.used_blocks = self._drafter.used_blocks
+        self.stats.reused_prompt_tokens = self._drafter.reused_tokens
         return self.stats
 
     # Entries

@@ -85,7 +85,9 @@ class DraftSession:
         missing = self.committed_length + self.draft_length - self.head
         most = min(self.wanted, missing if missing > 0 else self.draft_length)
         floor = min(1.0, self.min_confidence / (math.prod(self.confidences) or 1.0))
-        return Want(self.sequence, self.params, self.prompt_length, most, self.end_token_ids, floor)
+        return Want(
+            self.sequence, self.params, self.prompt_length, most, self.end_token_ids, floor, self.committed_length
+        )
 
     def commit(self, start: int, token_ids: Sequence[int], refuted_epoch: int) -> int:
         """Takes committed tokens from absolute position `start` on; returns how many candidates were truncated.

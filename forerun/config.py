@@ -24,6 +24,7 @@ from forerun.setting import check, default_of, from_text, from_toml, setting
 
 PROTOCOL_VERSION = 1
 MAX_DRAFT_LENGTH = 64
+SWITCH = ("on", "off")  # choices of a setting whose flag alone means on
 MAX_WINDOW = 1024
 MAX_EPOCH = 1 << 62  # far beyond use, and room on the wire for those that count on from it
 MAX_ROUND_INDEX = 1 << 31
@@ -64,11 +65,25 @@ class TargetConfig:
     port: int = setting(50061, "port to listen on; 0 takes a free one", low=0, high=65535)
     dtype: str = setting("auto", "number format", choices=("auto", "float32", "bfloat16", "float16"))
     device: str = setting("auto", "cpu, cuda, cuda:1; auto takes a GPU if there is one")
+    eager: str = setting(
+        "off", "on: on a GPU no compiled layers and no captured steps, for a quick start", choices=SWITCH
+    )
     threads: int = setting(0, "CPU threads of the model; 0 takes all cores", low=0)
     max_sessions: int = setting(64, "sessions open at once, over all gateways", low=1)
     kv_cache_tokens: int = setting(0, "tokens the KV cache holds; 0 chooses by device", low=0)
+    memory_share: float = setting(0.85, "of the GPU memory that the model leaves free, for the KV cache", low=0, high=1)
     block_size: int = setting(16, "tokens in a KV-cache block", low=1)
+    prefix_reuse: str = setting(
+        "auto",
+        "sequences that begin alike share what is computed; auto: on a GPU, not on a CPU",
+        choices=("auto", "on", "off"),
+    )
     max_batch_tokens: int = setting(512, "tokens in one step; longer prompts are prefilled in chunks", low=16)
+    deterministic: str = setting(
+        "off",
+        "on: on a GPU every step is computed in one shape, so that text never depends on its company; slower",
+        choices=SWITCH,
+    )
     max_patience_ms: float = setting(1000.0, "the longest wait for candidates; 0 never waits", low=0)
     grace_s: float = setting(10.0, "seconds that open streams may go on after a stop signal", low=0)
 
@@ -85,10 +100,19 @@ class DraftConfig:
     port: int = setting(50062, "port to listen on; 0 takes a free one", low=0, high=65535)
     dtype: str = setting("auto", "number format", choices=("auto", "float32", "bfloat16", "float16"))
     device: str = setting("auto", "cpu, cuda, cuda:1; auto takes a GPU if there is one")
+    eager: str = setting(
+        "off", "on: on a GPU no compiled layers and no captured steps, for a quick start", choices=SWITCH
+    )
     threads: int = setting(0, "CPU threads of the model; 0 takes all cores", low=0)
     max_sessions: int = setting(64, "sessions open at once, over all gateways", low=1)
     kv_cache_tokens: int = setting(0, "tokens the KV cache holds; 0 chooses by device", low=0)
+    memory_share: float = setting(0.85, "of the GPU memory that the model leaves free, for the KV cache", low=0, high=1)
     block_size: int = setting(16, "tokens in a KV-cache block", low=1)
+    prefix_reuse: str = setting(
+        "auto",
+        "sequences that begin alike share what is computed; auto: on a GPU, not on a CPU",
+        choices=("auto", "on", "off"),
+    )
     max_batch_tokens: int = setting(512, "tokens in one step; longer prompts are prefilled in chunks", low=16)
     ngram_min: int = setting(2, "shortest match that the ngram drafter takes", low=1)
     ngram_max: int = setting(4, "longest match that the ngram drafter looks for", low=1)
@@ -125,7 +149,7 @@ class GatewayConfig:
     adaptive: str = setting(
         "on",
         "on: the gateway measures and lowers the draft length, to nothing where that is faster",
-        choices=("on", "off"),
+        choices=SWITCH,
     )
     draft_length_by_batch: str = setting("", "draft length by running sessions instead of measuring, as 1:4,4:2,9:0")
     disable_above: int = setting(0, "no speculation while more than so many sessions run; 0 is no such limit", low=0)
@@ -183,8 +207,10 @@ def add_flags(parser: argparse._ActionsContainer, config: type[Any]) -> None:
     for item in dataclasses.fields(config):
         default = default_of(item)
         shown = ",".join(default) if isinstance(default, tuple) else default
+        switch: dict[str, Any] = {"nargs": "?", "const": "on"} if item.metadata["choices"] == SWITCH else {}
         parser.add_argument(
             f"--{item.name.replace('_', '-')}",
+            **switch,
             default=None,
             metavar=_metavar(hints[item.name], item),
             help=f"{item.metadata['help']} [{shown if shown != '' else 'none'}]".replace("%", "%%"),

@@ -9,12 +9,12 @@ from pathlib import Path
 
 from forerun.config import TargetConfig
 from forerun.rpc import Server
-from forerun.runtime.identity import service_info
+from forerun.runtime.identity import choose_reuse, service_info
 from forerun.runtime.kv_cache import KvCache
-from forerun.runtime.loading import load_runner
+from forerun.runtime.loading import load_runner, warm_up
 from forerun.runtime.model_runner import ModelRunner
 from forerun.runtime.packed_linear import pack_linears
-from forerun.runtime.sampling import Draw, draw
+from forerun.runtime.sampling import Draw
 from forerun.runtime.step_loop import StepLoop
 from forerun.telemetry import Tracing
 from forerun.v1 import target_pb2_grpc, types_pb2
@@ -32,9 +32,8 @@ class Executor:
         self._runner = runner
 
     def __call__(self, step: Step) -> Sequence[Sequence[Draw]]:
-        logits = self._runner.forward([part.forward for part in step.parts])
         requests = [part.draw for part in step.parts if part.draw is not None]
-        return draw(logits, requests) if requests else []
+        return self._runner.draw([part.forward for part in step.parts], requests)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +50,14 @@ def assemble(config: TargetConfig, folder: Path, tracing: Tracing, patience: Pat
     runner = load_runner(config, folder)
     model = runner.model
     pack_linears(model)
+    warm_up(config, runner)
     context_length = min(model.context_length, runner.block_count * runner.block_size)
     limits = TargetLimits(
         model.vocabulary_size, context_length, tuple(sorted(model.end_token_ids)), config.max_sessions
     )
     scheduler = Scheduler(patience or Patience(config.max_patience_ms / 1000), config.max_batch_tokens)
-    cache = KvCache(runner.block_count, runner.block_size)
+    reuse = choose_reuse(config.prefix_reuse, model.device)
+    cache = KvCache(runner.block_count, runner.block_size, reuse)
     engine = TargetEngine(limits, cache, scheduler, TargetTrace(tracing))
     info = service_info(config.model, model, folder, context_length, config.max_sessions)
     return Target(info, engine, StepLoop(engine, Executor(runner), "target-model"))

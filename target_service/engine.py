@@ -83,6 +83,7 @@ class TargetEngine:
         """Counters and gauges, now."""
         self.sessions.fill(self.stats)
         self.stats.used_blocks = self._cache.used_blocks
+        self.stats.reused_prompt_tokens = self._cache.reused_tokens
         return self.stats
 
     # Entries
@@ -173,12 +174,14 @@ class TargetEngine:
         for session in self.sessions:
             if session.expires_at is not None and session.expires_at <= now:
                 self.sessions.close(session)
+            elif session.room > 0:
+                self._cache.attach_prefix(session.sequence)
         chosen = self._scheduler.choose(list(self.sessions), now)
         if chosen is None or isinstance(chosen, float):
             return self._or_expiry(chosen)
         preempted: set[TargetSession] = set()
-        placed = [share for share in chosen if share.session not in preempted and self._place(share, preempted)]
-        shares = tuple(share for share in placed if share.session not in preempted)
+        placed = [self._place(share, preempted) for share in chosen if share.session not in preempted]
+        shares = tuple(share for share in placed if share is not None and share.session not in preempted)
         if not shares:  # the cache belongs to older sessions that wait for candidates, which is soon over
             return now + BLOCKED_RETRY_S
         return Step(tuple(self._freeze(share, now) for share in shares), shares, now, time.time_ns())
@@ -189,8 +192,8 @@ class TargetEngine:
             times.append(wake)
         return min(times, default=None)
 
-    def _place(self, share: Share, preempted: set[TargetSession]) -> bool:
-        """Finds cache blocks for a share, at the cost of paused and younger sessions; False if there are none to take.
+    def _place(self, share: Share, preempted: set[TargetSession]) -> Share | None:
+        """Finds cache blocks for a share, at the cost of paused and younger sessions; None if there are none to take.
 
         A prompt's blocks are taken whole with its first chunk, so that a sequence once begun is not pushed out
         again by the next chunk of another.
@@ -199,11 +202,12 @@ class TargetEngine:
         while not self._cache.reserve(session.sequence, len(session.sequence) + share.candidate_count):
             victim = self._victim(session, preempted)
             if victim is None:
-                return False
+                return None
             self._cache.release(victim.sequence)
             preempted.add(victim)
             self.stats.preemptions += 1
-        return True
+            self._cache.attach_prefix(session.sequence)
+        return share.now()
 
     def _victim(self, session: TargetSession, preempted: set[TargetSession]) -> TargetSession | None:
         """Whose cache to take: the youngest of those whose client does not read, else the youngest of the younger."""
@@ -242,7 +246,9 @@ class TargetEngine:
             if part.session.closed:
                 continue
             if drawn is None:
-                part.session.sequence.mark_computed(part.forward.start + len(part.forward.token_ids))
+                sequence = part.session.sequence
+                sequence.mark_computed(part.forward.start + len(part.forward.token_ids))
+                self._cache.register(sequence, len(sequence))
                 self._trace.prefill(part, step)
             else:
                 self._commit(part, drawn, step, now)
@@ -255,6 +261,7 @@ class TargetEngine:
         sequence.append(verdict.token_ids)
         sequence.mark_computed(min(computed, len(sequence) - 1))
         self._cache.truncate(sequence, len(sequence))
+        self._cache.register(sequence, len(sequence))
         session.candidates.commit(verdict.token_ids)
         self._count(verdict)
         self._trace.verify(part, step, verdict)

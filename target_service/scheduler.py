@@ -26,6 +26,12 @@ class Share:
     candidate_count: int
     draws: bool  # false for a chunk of a prompt that is not its last
 
+    def now(self) -> Share:
+        """The same share, without tokens that were found in the cache since it was cut."""
+        pending = self.session.sequence.pending_length
+        feed = min(self.feed_count, pending)
+        return Share(self.session, feed, self.candidate_count, feed == pending)
+
 
 class Scheduler:
     """Chooses shares under a token budget. Times are monotonic seconds."""

@@ -72,6 +72,7 @@ class WeightlessDrafter:
 
     total_blocks = 0
     used_blocks = 0
+    reused_tokens = 0
 
     def plan(self, wants: Sequence[Want]) -> tuple[list[tuple[tuple[int, ...], int, int]], Sequence[Want]]:
         return [(tuple(want.sequence.token_ids), want.prompt_length, want.most) for want in wants], ()

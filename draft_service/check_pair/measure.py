@@ -18,6 +18,7 @@ from draft_service.check_pair.measurement import BOTH, MODEL, NGRAM, Measurement
 from draft_service.check_pair.pair import Model, Pair
 from draft_service.check_pair.rounds import LONGEST, Guess
 from draft_service.drafters.drafter import Want
+from draft_service.drafters.draws import Draws
 from draft_service.drafters.model import ModelDrafter
 from draft_service.drafters.ngram import NgramDrafter
 from forerun.config import DraftConfig
@@ -176,13 +177,8 @@ def _verify_step(target: Model, writing: Writing, size: int) -> Callable[[], obj
 def _draft_step(draft: Model, writing: Writing) -> Callable[[], object]:
     """One step of the drafter that the draft service has."""
     *before, last = writing.prompt + writing.output
-    drafter = ModelDrafter(
-        draft.runner,
-        KvCache(draft.runner.block_count, draft.runner.block_size),
-        draft.end_token_ids,
-        max_batch_tokens=len(before),
-        head=draft.head,
-    )
+    cache = KvCache(draft.runner.block_count, draft.runner.block_size)
+    drafter = ModelDrafter(Draws(draft.runner, draft.head), cache, draft.end_token_ids, max_batch_tokens=len(before))
     want = Want(TokenSequence(before), writing.params, len(writing.prompt), 1)
     batch, _ = drafter.plan([want])
     drafter.settle(batch, drafter.execute(batch))

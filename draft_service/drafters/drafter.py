@@ -26,6 +26,7 @@ class Want:
     most: int
     end_token_ids: frozenset[int] = frozenset()  # nothing is wanted after these
     min_confidence: float = 0.0  # nor once the product of the confidences is below this
+    committed_length: int = 0  # so many tokens are final, candidates follow; the prompt is final in any case
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,10 @@ class Drafter(Protocol):
     @property
     def used_blocks(self) -> int:
         """Cache blocks in use."""
+
+    @property
+    def reused_tokens(self) -> int:
+        """Tokens found in the cache instead of being computed, since the start."""
 
     def plan(self, wants: Sequence[Want]) -> tuple[Any, Sequence[Want]]:
         """A batch for `execute`, and the wants for which there is no room at all."""

@@ -7,26 +7,15 @@ has what it wants. The cache is bookkeeping on the event loop; only `execute` to
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
-
-import torch
 
 from draft_service.drafters.drafter import Proposal, Want
+from draft_service.drafters.draws import Draws
 from forerun.runtime.kv_cache import KvCache
 from forerun.runtime.model_runner import ForwardSlice
-from forerun.runtime.output_head import Head
-from forerun.runtime.sampling import DrawRequest, draw, is_plain
+from forerun.runtime.sampling import DrawRequest
 from forerun.runtime.sequence import Sequence as TokenSequence
-
-
-class Runner(Protocol):
-    """What it needs of `model_runner.ModelRunner`."""
-
-    def forward(self, slices: Sequence[ForwardSlice]) -> torch.Tensor:
-        """Logits [sum of logits_count, V]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +52,22 @@ class Draft:
         """Feeds the last token drafted."""
         return ForwardSlice((self._history[-1],), len(self._history) - 1, self.chunk.forward.block_table, 1)
 
-    def take(self, token_id: int, confidence: float) -> bool:
+    @property
+    def missing(self) -> int:
+        """How many more tokens are wanted at most."""
+        return self.chunk.most - len(self._confidences)
+
+    def take_all(self, tokens: Sequence[tuple[int, float]]) -> bool:
+        """Adds tokens with their confidences as far as they are wanted; whether more are wanted after them."""
+        return all(self._take(*token) for token in tokens)
+
+    def _take(self, token_id: int, confidence: float) -> bool:
         """Adds a token; whether another one is wanted after it."""
         self._history.append(token_id)
         self._confidences.append(confidence)
         self._holds *= confidence
         want = self.chunk.want
-        more = len(self._confidences) < self.chunk.most
-        return more and token_id not in want.end_token_ids and self._holds >= want.min_confidence
+        return self.missing > 0 and token_id not in want.end_token_ids and self._holds >= want.min_confidence
 
     def proposal(self) -> Proposal:
         """All of it."""
@@ -83,17 +80,15 @@ class ModelDrafter:
 
     def __init__(
         self,
-        runner: Runner,
+        draws: Draws,
         cache: KvCache,
         end_token_ids: tuple[int, ...],
         max_batch_tokens: int,
-        head: Head | None = None,
     ) -> None:
-        self._runner = runner
+        self._draws = draws
         self._cache = cache
         self._end_token_ids = end_token_ids
         self._max_batch_tokens = max_batch_tokens
-        self._head = head
         self._refuted: set[int] = set()  # ids of sequences that lost tokens since the last plan
 
     @property
@@ -104,8 +99,15 @@ class ModelDrafter:
     def used_blocks(self) -> int:
         return self._cache.used_blocks
 
+    @property
+    def reused_tokens(self) -> int:
+        return self._cache.reused_tokens
+
     def plan(self, wants: Sequence[Want]) -> tuple[Batch, Sequence[Want]]:
         self._refuted.clear()
+        for want in wants:
+            self._cache.rewind(want.sequence)  # what followed may have been refuted once all was computed
+            self._cache.attach_prefix(want.sequence)
         budget = self._max_batch_tokens
         order = sorted(range(len(wants)), key=lambda i: wants[i].sequence.pending_length)  # short ones first
         chunks: dict[int, Chunk | None] = {}
@@ -137,40 +139,16 @@ class ModelDrafter:
 
     def execute(self, batch: Batch) -> list[Proposal]:
         chunks = [chunk for chunk in batch if chunk is not None]
-        logits = self._runner.forward([chunk.forward for chunk in chunks])
         drafts = {id(chunk): Draft(chunk, self._end_token_ids) for chunk in chunks if chunk.most}
         going = list(drafts.values())
-        while going:
-            drawn = self._draw(logits, [draft.request for draft in going])
-            going = [draft for draft, token in zip(going, drawn, strict=True) if draft.take(*token)]
+        slices = [chunk.forward for chunk in chunks]
+        while slices:
+            most = max((draft.missing for draft in going), default=1)
+            drawn = self._draws.draw(slices, [draft.request for draft in going], most)
+            going = [draft for draft, tokens in zip(going, drawn, strict=True) if draft.take_all(tokens)]
             going = [draft for draft in going if id(draft.chunk.want.sequence) not in self._refuted]
-            if going:
-                logits = self._runner.forward([draft.forward for draft in going])
+            slices = [draft.forward for draft in going]
         return [drafts[id(chunk)].proposal() if id(chunk) in drafts else Proposal(()) for chunk in batch]
-
-    def _draw(self, logits: torch.Tensor, requests: Sequence[DrawRequest]) -> list[tuple[int, float]]:
-        """Logits [R, width of the head] -> a token for each request, and the model's own probability of it."""
-        if all(is_plain(request) for request in requests):
-            drawn = self._draw_plainly(logits)
-            if not any(math.isnan(likely) for _, likely in drawn):
-                return drawn  # otherwise `draw` says what is wrong
-        # [R, width of the head] -> [R, V]
-        whole = self._head.spread(logits) if self._head is not None else logits
-        tokens = [draws[0].token_id for draws in draw(whole, requests)]
-        rows = whole.float()
-        # [R]
-        likely = (rows[range(len(tokens)), tokens] - rows.logsumexp(-1)).exp()
-        return list(zip(tokens, likely.tolist(), strict=True))
-
-    @torch.inference_mode()
-    def _draw_plainly(self, logits: torch.Tensor) -> list[tuple[int, float]]:
-        """`_draw` where every row takes its largest logit: in the width of the head, and one copy to the host."""
-        # [R, 1]
-        columns = logits.argmax(-1, keepdim=True)
-        rows = logits.float()
-        likely = (rows.gather(1, columns) - rows.logsumexp(-1, keepdim=True)).exp()
-        tokens = self._head.token_ids[columns] if self._head is not None else columns
-        return [(int(token), p) for token, p in torch.cat([tokens.double(), likely.double()], 1).tolist()]
 
     def settle(self, batch: Batch, proposals: Sequence[Proposal]) -> None:
         for chunk, proposal in zip(batch, proposals, strict=True):
@@ -187,6 +165,7 @@ class ModelDrafter:
                 still += 1
             covered = len(sequence.block_table) * self._cache.block_size  # blocks it gave back hold nothing of it
             sequence.mark_computed(min(start + still, max(covered, start)))
+            self._cache.register(sequence, max(chunk.want.prompt_length, chunk.want.committed_length))
 
     def truncated(self, sequence: TokenSequence) -> None:
         self._refuted.add(id(sequence))

@@ -32,6 +32,10 @@ class NgramDrafter:
     def used_blocks(self) -> int:
         return 0
 
+    @property
+    def reused_tokens(self) -> int:
+        return 0
+
     def plan(self, wants: Sequence[Want]) -> tuple[Batch, Sequence[Want]]:
         return [(tuple(want.sequence.token_ids), want.most) for want in wants], ()
 

@@ -37,6 +37,10 @@ class NgramFirstDrafter:
     def used_blocks(self) -> int:
         return self._model.used_blocks
 
+    @property
+    def reused_tokens(self) -> int:
+        return self._model.reused_tokens
+
     def plan(self, wants: Sequence[Want]) -> tuple[Batch, Sequence[Want]]:
         looked_up, _ = self._ngram.plan(wants)
         found = [proposal if proposal.token_ids else None for proposal in self._ngram.execute(looked_up)]

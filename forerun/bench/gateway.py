@@ -15,8 +15,8 @@ from forerun.errors import Unavailable
 from forerun.v1 import draft_pb2, draft_pb2_grpc, gateway_pb2, gateway_pb2_grpc, target_pb2, target_pb2_grpc, types_pb2
 
 _COUNTED = {
-    "target": ("steps", "stale_entries", "preemptions", "failed_sessions"),
-    "draft": ("steps", "drafted_tokens", "rollbacks", "stale_entries"),
+    "target": ("steps", "stale_entries", "preemptions", "reused_prompt_tokens", "failed_sessions"),
+    "draft": ("steps", "drafted_tokens", "rollbacks", "reused_prompt_tokens", "stale_entries"),
 }
 _POLL_S = 0.1
 _CALL_S = 5.0

@@ -4,7 +4,7 @@ A batch is ragged: the new tokens of all sequences lie one after the other in on
 tensors; before each forward the model runner hands it a `PagedBatch` that says which rows belong to which sequence and
 where their keys lie. The pools hang on the attention modules themselves, so that architectures which do not pass
 keyword arguments down work as well. Sliding windows are a mask here: the cache keeps every token. Written with torch
-operations only; faster kernels replace `PagedPools.attend`.
+operations only; on a GPU `tiled_attention.TiledLayer` takes its place.
 """
 
 from __future__ import annotations
@@ -246,3 +246,11 @@ def attach(model: PreTrainedModel, backend: AttentionBackend) -> None:
     for module in model.modules():
         if hasattr(module, "layer_idx"):
             module.forerun_attention = backend  # type: ignore[assignment]
+
+
+def attach_layers(model: PreTrainedModel, backends: Sequence[AttentionBackend]) -> None:
+    """`attach` with a backend for each layer, so that no layer's code has to look at its own number."""
+    for module in model.modules():
+        number = getattr(module, "layer_idx", None)
+        if number is not None:
+            module.forerun_attention = backends[number]

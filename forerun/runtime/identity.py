@@ -47,6 +47,11 @@ def choose_dtype(dtype: str, device: torch.device, guesses: bool = False) -> tor
     return chosen
 
 
+def choose_reuse(prefix_reuse: str, device: torch.device) -> bool:
+    """What "auto" stands for on a device: a GPU gathers a sequence's blocks at no cost, a CPU copies what is no run."""
+    return prefix_reuse == "on" or (prefix_reuse == "auto" and device.type != "cpu")
+
+
 def _has_bfloat16() -> bool:
     """Whether this CPU multiplies bfloat16 itself, as far as this torch can tell."""
     asked = getattr(torch.cpu, "_is_avx512_bf16_supported", None)

@@ -17,9 +17,10 @@ from rich.progress import Progress
 
 from forerun.config import DraftConfig, TargetConfig
 from forerun.logs import event
+from forerun.runtime.compiled import compile_layers
 from forerun.runtime.fused import fuse
 from forerun.runtime.identity import choose_device, choose_dtype
-from forerun.runtime.model import load_model
+from forerun.runtime.model import LoadedModel, load_model
 from forerun.runtime.model_runner import ModelRunner, default_block_count
 
 logger = logging.getLogger(__name__)
@@ -57,8 +58,10 @@ def load_runner(config: TargetConfig | DraftConfig, folder: Path, embeddings_fro
         )
     if device.type != "cpu":  # there it changes nothing that can be measured; see docs/log.md
         fuse(model)
-    block_count = -(-config.kv_cache_tokens // config.block_size) or default_block_count(model, config.block_size)
-    runner = ModelRunner(model, block_count, config.block_size)
+    block_count = -(-config.kv_cache_tokens // config.block_size) or default_block_count(
+        model, config.block_size, config.max_sessions, config.memory_share
+    )
+    runner = _runner(config, model, block_count)
     event(
         logger,
         "model_loaded",
@@ -72,3 +75,30 @@ def load_runner(config: TargetConfig | DraftConfig, folder: Path, embeddings_fro
         kv_cache_mb=block_count * config.block_size * model.kv_bytes_per_token >> 20,
     )
     return runner
+
+
+def _runner(config: TargetConfig | DraftConfig, model: LoadedModel, block_count: int) -> ModelRunner:
+    """The runner for the model's device."""
+    if model.device.type != "cuda":
+        return ModelRunner(model, block_count, config.block_size)
+    from forerun.runtime.graph_runner import GraphRunner  # needs Triton, which only a torch for GPUs brings
+    from forerun.runtime.step_shapes import Shapes
+
+    deterministic = isinstance(config, TargetConfig) and config.deterministic == "on"
+    shapes = Shapes(config.max_sessions, config.max_batch_tokens, deterministic)
+    return GraphRunner(model, block_count, config.block_size, shapes)
+
+
+def warm_up(config: TargetConfig | DraftConfig, runner: ModelRunner) -> None:
+    """On a GPU compiles the layers and captures the steps, with a progress bar on a terminal; elsewhere nothing."""
+    if runner.model.device.type != "cuda" or config.eager == "on":
+        return
+    from forerun.runtime.graph_runner import GraphRunner
+
+    assert isinstance(runner, GraphRunner)
+    compile_layers(runner.model)
+    with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
+        task = bar.add_task("compiling and capturing steps", total=None)
+        runner.capture(
+            isinstance(config, DraftConfig), lambda done, total: bar.update(task, completed=done, total=total)
+        )

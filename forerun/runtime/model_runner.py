@@ -15,10 +15,10 @@ import torch
 
 from forerun.runtime.attention import PagedBatch, PagedPools, PagedSequence, attach
 from forerun.runtime.model import LoadedModel
+from forerun.runtime.sampling import Draw, DrawRequest, draw
 
 DEFAULT_CPU_CACHE_TOKENS = 32_768
 CPU_MEMORY_SHARE = 0.25  # of the machine's memory; both services may share one machine
-DEVICE_MEMORY_SHARE = 0.85  # of what is free once the model is loaded; the rest is for activations
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,15 +47,19 @@ def block_count_for(model: LoadedModel, memory_bytes: int, block_size: int = 16)
     return max(1, memory_bytes // kv_bytes_per_block(model, block_size))
 
 
-def default_block_count(model: LoadedModel, block_size: int = 16) -> int:
+def default_block_count(
+    model: LoadedModel, block_size: int = 16, max_sessions: int = 64, memory_share: float = 0.85
+) -> int:
     """A size for the cache when nobody asks for one.
 
-    On a GPU most of what the model has left free. On a CPU 32,768 tokens, or one full context if that is longer, as
-    long as that is no more than a quarter of the machine's memory.
+    On a GPU `memory_share` of what the model has left free, but no more than `max_sessions` full contexts need. On a
+    CPU 32,768 tokens, or one full context if that is longer, as long as that is no more than a quarter of the
+    machine's memory.
     """
     if model.device.type == "cuda":
         free_bytes, _ = torch.cuda.mem_get_info(model.device)
-        return block_count_for(model, int(free_bytes * DEVICE_MEMORY_SHARE), block_size)
+        most = max_sessions * -(-model.context_length // block_size)
+        return min(most, block_count_for(model, int(free_bytes * memory_share), block_size))
     machine_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     wanted = -(-max(DEFAULT_CPU_CACHE_TOKENS, model.context_length) // block_size)
     return min(wanted, block_count_for(model, int(machine_bytes * CPU_MEMORY_SHARE), block_size))
@@ -69,9 +73,22 @@ class ModelRunner:
         self.block_count = block_count
         self.block_size = block_size
         self._module = model.module
-        self._pools = PagedPools(model.layer_shapes, block_count * block_size, model.dtype, model.device)
         self._selects_rows = "logits_to_keep" in inspect.signature(self._module.forward).parameters
+        self._attach()
+
+    def _attach(self) -> None:
+        """Takes the memory of the cache and has the model's attention use it."""
+        model = self.model
+        self._pools = PagedPools(model.layer_shapes, self.block_count * self.block_size, model.dtype, model.device)
         attach(self._module, self._pools)
+
+    def most_rows(self, wanted: int) -> int:
+        """How many new tokens a batch may have, of those that an operator wants to allow."""
+        return wanted
+
+    def draw(self, slices: Sequence[ForwardSlice], requests: Sequence[DrawRequest]) -> list[list[Draw]]:
+        """A forward, then the draws: `requests` are those of the slices that want logits, in order."""
+        return draw(self.forward(slices), requests)
 
     @torch.inference_mode()
     def forward(self, slices: Sequence[ForwardSlice]) -> torch.Tensor:
@@ -85,22 +102,25 @@ class ModelRunner:
         positions = [at for part in slices for at in range(part.start, part.start + len(part.token_ids))]
         # [2, T], one copy to the device
         rows = torch.tensor((token_ids, positions), device=self.model.device)
-        self._pools.batch = self._plan(slices)
-        try:
-            return self._logits(rows[0:1], rows[1:2], _logits_rows(slices))
-        finally:
-            self._pools.batch = None
-
-    def _logits(self, input_ids: torch.Tensor, position_ids: torch.Tensor, wanted: list[int]) -> torch.Tensor:
-        """input_ids and position_ids [1, T] -> the wanted rows of the logits [len(wanted), V]."""
-        count = input_ids.shape[1]
+        wanted = _logits_rows(slices)
+        count = rows.shape[1]
         keep: int | torch.Tensor = 0  # all of them
         if len(wanted) < count:
             keep = 1 if wanted == [count - 1] else torch.tensor(wanted, dtype=torch.long, device=self.model.device)
+        self._pools.batch = self._plan(slices)
+        try:
+            return self._logits(rows[0:1], rows[1:2], keep)
+        finally:
+            self._pools.batch = None
+
+    def _logits(self, input_ids: torch.Tensor, position_ids: torch.Tensor, keep: int | torch.Tensor) -> torch.Tensor:
+        """input_ids and position_ids [1, T] -> logits [rows, V]: all (0), the last (1), or of the row numbers given."""
         options = {"logits_to_keep": keep} if self._selects_rows else {}
         output = self._module(input_ids=input_ids, position_ids=position_ids, use_cache=False, **options)
         logits: torch.Tensor = output.logits[0]
-        return logits if self._selects_rows or keep == 0 else logits[wanted]
+        if self._selects_rows or (isinstance(keep, int) and keep == 0):
+            return logits
+        return logits[-1:] if isinstance(keep, int) else logits[keep]
 
     def _plan(self, slices: Sequence[ForwardSlice]) -> PagedBatch:
         sequences = []

@@ -63,9 +63,18 @@ class _Row:
     @property
     def group(self) -> int:
         """0: argmax of the raw logits; 1: argmax of processed logits; 2: sampled."""
-        if not self.params.greedy:
-            return 2
-        return int(bool(self.params.logit_bias) or self.params.has_penalties or self.may_not_end)
+        return int(self.adjusted) if self.params.greedy else 2
+
+    @property
+    def adjusted(self) -> bool:
+        """Whether some logits change before anything is drawn."""
+        return bool(self.params.logit_bias) or self.params.has_penalties or self.may_not_end
+
+    @property
+    def simple(self) -> bool:
+        """Whether its draw is an argmax of logits over temperature plus noise."""
+        params = self.params
+        return not self.adjusted and params.top_k <= 0 and params.top_p >= 1 and params.min_p <= 0
 
 
 def is_plain(request: DrawRequest) -> bool:
@@ -73,10 +82,16 @@ def is_plain(request: DrawRequest) -> bool:
     return _Row(request, request.first_position).group == 0
 
 
+def is_simple(request: DrawRequest) -> bool:
+    """Whether `draw_kernel.draw_rows` draws all its rows as `draw` would."""
+    return _Row(request, request.first_position).simple
+
+
 @torch.inference_mode()
-def draw(logits: Tensor, requests: Sequence[DrawRequest]) -> list[list[Draw]]:
+def draw(logits: Tensor, requests: Sequence[DrawRequest], drawn: Tensor | None = None) -> list[list[Draw]]:
     """Draws one token for every row of `logits` [sum of row_count, V], any float type; one list for each request.
 
+    `drawn` is what `draw_kernel.draw_rows` drew from them already; it holds for the rows that are simple.
     Equal scores go to the lowest token id; so does a row whose every token is forbidden. Raises Internal if a row
     that is drawn from holds NaN or +infinity. `logits` is left as it was.
     """
@@ -85,7 +100,9 @@ def draw(logits: Tensor, requests: Sequence[DrawRequest]) -> list[list[Draw]]:
     assert all(len(r.token_ids) >= r.first_position + r.row_count - 1 for r in requests), "history is too short"
     if not rows:
         return [[] for _ in requests]
-    token_ids, scores = _choose(logits, rows)
+    if drawn is not None and all(row.simple and row.params.logprobs is None for row in rows):
+        return _drawn_already(drawn, rows, requests)
+    token_ids, scores = _choose(logits, rows, drawn)
     asking = [i for i, row in enumerate(rows) if row.params.logprobs is not None]
     parts = [token_ids.double(), scores.double()]
     if asking:
@@ -100,12 +117,24 @@ def draw(logits: Tensor, requests: Sequence[DrawRequest]) -> list[list[Draw]]:
     return [[next(draws) for _ in range(request.row_count)] for request in requests]
 
 
-def _choose(logits: Tensor, rows: Sequence[_Row]) -> tuple[Tensor, Tensor]:
+def _drawn_already(drawn: Tensor, rows: Sequence[_Row], requests: Sequence[DrawRequest]) -> list[list[Draw]]:
+    """What `draw_rows` found, where that is all there is to find."""
+    found: list[int] = [int(token_id) for token_id, _ in drawn.tolist()]
+    _check([math.nan if token_id < 0 else 0.0 for token_id in found], rows)
+    draws = iter(found)
+    return [[Draw(next(draws)) for _ in range(request.row_count)] for request in requests]
+
+
+def _choose(logits: Tensor, rows: Sequence[_Row], drawn: Tensor | None) -> tuple[Tensor, Tensor]:
     """Each row's token id [N] and the score it won with [N], in the order of the rows."""
-    order: list[int] = []
+    order = [i for i, row in enumerate(rows) if row.simple] if drawn is not None else []
     tokens, winners = [], []
+    if drawn is not None and order:
+        taken = (drawn if len(order) == len(rows) else drawn[_tensor(order, logits)])[:, 0]
+        tokens.append(taken.long())
+        winners.append(torch.where(taken < 0, math.nan, taken))  # below zero: no draw, for want of numbers
     for group in range(3):
-        indices = [i for i, row in enumerate(rows) if row.group == group]
+        indices = [i for i, row in enumerate(rows) if row.group == group and not (drawn is not None and row.simple)]
         if not indices:
             continue
         scores = logits if len(indices) == len(rows) else logits[_tensor(indices, logits)]

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x66orerun/v1/types.proto\x12\nforerun.v1\"\x98\x02\n\x0bServiceInfo\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x14\n\x0c\x63\x61pabilities\x18\x02 \x03(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\x06\x12\x10\n\x08model_id\x18\x04 \x01(\t\x12\x16\n\x0emodel_revision\x18\x05 \x01(\t\x12\r\n\x05\x64type\x18\x06 \x01(\t\x12\x1d\n\x15tokenizer_fingerprint\x18\x07 \x01(\t\x12\x17\n\x0fvocabulary_size\x18\x08 \x01(\r\x12\x16\n\x0e\x63ontext_length\x18\t \x01(\r\x12\x14\n\x0cmax_sessions\x18\n \x01(\r\x12\x15\n\rend_token_ids\x18\x0b \x03(\r\x12\x0e\n\x06\x64\x65vice\x18\x0c \x01(\t\"\xc0\x02\n\x0cServiceStats\x12\x15\n\ropen_sessions\x18\x01 \x01(\r\x12\x14\n\x0copen_streams\x18\x02 \x01(\r\x12\x13\n\x0bused_blocks\x18\x03 \x01(\r\x12\x14\n\x0ctotal_blocks\x18\x04 \x01(\r\x12\r\n\x05steps\x18\x05 \x01(\x04\x12\x0e\n\x06rounds\x18\x06 \x01(\x04\x12\x16\n\x0e\x64rafted_tokens\x18\x07 \x01(\x04\x12\x17\n\x0f\x61\x63\x63\x65pted_tokens\x18\x08 \x01(\x04\x12\x18\n\x10\x63ommitted_tokens\x18\t \x01(\x04\x12\x11\n\trollbacks\x18\n \x01(\x04\x12\x15\n\rstale_entries\x18\x0b \x01(\x04\x12\x17\n\x0f\x66\x61iled_sessions\x18\x0c \x01(\x04\x12\x13\n\x0bpreemptions\x18\r \x01(\x04\x12\x16\n\x0equeued_entries\x18\x0e \x01(\r\"R\n\x05Hello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x12\n\ngateway_id\x18\x02 \x01(\t\x12\x1b\n\x13gateway_incarnation\x18\x03 \x01(\x06\"\x9a\x03\n\x0eSamplingParams\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\r\n\x05top_p\x18\x03 \x01(\x02\x12\r\n\x05min_p\x18\x04 \x01(\x02\x12\x0c\n\x04seed\x18\x05 \x01(\x06\x12\x18\n\x10presence_penalty\x18\x06 \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\x07 \x01(\x02\x12\x1a\n\x12repetition_penalty\x18\x08 \x01(\x02\x12=\n\nlogit_bias\x18\t \x03(\x0b\x32).forerun.v1.SamplingParams.LogitBiasEntry\x12\x12\n\nmin_tokens\x18\n \x01(\r\x12\x12\n\nmax_tokens\x18\x0b \x01(\r\x12\x16\n\x0estop_token_ids\x18\x0c \x03(\r\x12\x12\n\nignore_eos\x18\r \x01(\x08\x12\x15\n\x08logprobs\x18\x0e \x01(\rH\x00\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x0b\n\t_logprobs\"M\n\rTokenLogprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12\x15\n\rtop_token_ids\x18\x02 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x03 \x03(\x02\"\x07\n\x05\x43lose\"\x10\n\x0eUnknownSession*\x95\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x03\x12\x17\n\x13\x46INISH_REASON_ERROR\x10\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x66orerun/v1/types.proto\x12\nforerun.v1\"\x98\x02\n\x0bServiceInfo\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x14\n\x0c\x63\x61pabilities\x18\x02 \x03(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\x06\x12\x10\n\x08model_id\x18\x04 \x01(\t\x12\x16\n\x0emodel_revision\x18\x05 \x01(\t\x12\r\n\x05\x64type\x18\x06 \x01(\t\x12\x1d\n\x15tokenizer_fingerprint\x18\x07 \x01(\t\x12\x17\n\x0fvocabulary_size\x18\x08 \x01(\r\x12\x16\n\x0e\x63ontext_length\x18\t \x01(\r\x12\x14\n\x0cmax_sessions\x18\n \x01(\r\x12\x15\n\rend_token_ids\x18\x0b \x03(\r\x12\x0e\n\x06\x64\x65vice\x18\x0c \x01(\t\"\xde\x02\n\x0cServiceStats\x12\x15\n\ropen_sessions\x18\x01 \x01(\r\x12\x14\n\x0copen_streams\x18\x02 \x01(\r\x12\x13\n\x0bused_blocks\x18\x03 \x01(\r\x12\x14\n\x0ctotal_blocks\x18\x04 \x01(\r\x12\r\n\x05steps\x18\x05 \x01(\x04\x12\x0e\n\x06rounds\x18\x06 \x01(\x04\x12\x16\n\x0e\x64rafted_tokens\x18\x07 \x01(\x04\x12\x17\n\x0f\x61\x63\x63\x65pted_tokens\x18\x08 \x01(\x04\x12\x18\n\x10\x63ommitted_tokens\x18\t \x01(\x04\x12\x11\n\trollbacks\x18\n \x01(\x04\x12\x15\n\rstale_entries\x18\x0b \x01(\x04\x12\x17\n\x0f\x66\x61iled_sessions\x18\x0c \x01(\x04\x12\x13\n\x0bpreemptions\x18\r \x01(\x04\x12\x16\n\x0equeued_entries\x18\x0e \x01(\r\x12\x1c\n\x14reused_prompt_tokens\x18\x0f \x01(\x04\"R\n\x05Hello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x12\n\ngateway_id\x18\x02 \x01(\t\x12\x1b\n\x13gateway_incarnation\x18\x03 \x01(\x06\"\x9a\x03\n\x0eSamplingParams\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\r\n\x05top_p\x18\x03 \x01(\x02\x12\r\n\x05min_p\x18\x04 \x01(\x02\x12\x0c\n\x04seed\x18\x05 \x01(\x06\x12\x18\n\x10presence_penalty\x18\x06 \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\x07 \x01(\x02\x12\x1a\n\x12repetition_penalty\x18\x08 \x01(\x02\x12=\n\nlogit_bias\x18\t \x03(\x0b\x32).forerun.v1.SamplingParams.LogitBiasEntry\x12\x12\n\nmin_tokens\x18\n \x01(\r\x12\x12\n\nmax_tokens\x18\x0b \x01(\r\x12\x16\n\x0estop_token_ids\x18\x0c \x03(\r\x12\x12\n\nignore_eos\x18\r \x01(\x08\x12\x15\n\x08logprobs\x18\x0e \x01(\rH\x00\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x0b\n\t_logprobs\"M\n\rTokenLogprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12\x15\n\rtop_token_ids\x18\x02 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x03 \x03(\x02\"\x07\n\x05\x43lose\"\x10\n\x0eUnknownSession*\x95\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x03\x12\x17\n\x13\x46INISH_REASON_ERROR\x10\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,22 +33,22 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._loaded_options = None
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_options = b'8\001'
-  _globals['_FINISHREASON']._serialized_start=1248
-  _globals['_FINISHREASON']._serialized_end=1397
+  _globals['_FINISHREASON']._serialized_start=1278
+  _globals['_FINISHREASON']._serialized_end=1427
   _globals['_SERVICEINFO']._serialized_start=39
   _globals['_SERVICEINFO']._serialized_end=319
   _globals['_SERVICESTATS']._serialized_start=322
-  _globals['_SERVICESTATS']._serialized_end=642
-  _globals['_HELLO']._serialized_start=644
-  _globals['_HELLO']._serialized_end=726
-  _globals['_SAMPLINGPARAMS']._serialized_start=729
-  _globals['_SAMPLINGPARAMS']._serialized_end=1139
-  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=1078
-  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=1126
-  _globals['_TOKENLOGPROBS']._serialized_start=1141
-  _globals['_TOKENLOGPROBS']._serialized_end=1218
-  _globals['_CLOSE']._serialized_start=1220
-  _globals['_CLOSE']._serialized_end=1227
-  _globals['_UNKNOWNSESSION']._serialized_start=1229
-  _globals['_UNKNOWNSESSION']._serialized_end=1245
+  _globals['_SERVICESTATS']._serialized_end=672
+  _globals['_HELLO']._serialized_start=674
+  _globals['_HELLO']._serialized_end=756
+  _globals['_SAMPLINGPARAMS']._serialized_start=759
+  _globals['_SAMPLINGPARAMS']._serialized_end=1169
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=1108
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=1156
+  _globals['_TOKENLOGPROBS']._serialized_start=1171
+  _globals['_TOKENLOGPROBS']._serialized_end=1248
+  _globals['_CLOSE']._serialized_start=1250
+  _globals['_CLOSE']._serialized_end=1257
+  _globals['_UNKNOWNSESSION']._serialized_start=1259
+  _globals['_UNKNOWNSESSION']._serialized_end=1275
 # @@protoc_insertion_point(module_scope)

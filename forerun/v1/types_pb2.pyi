@@ -49,7 +49,7 @@ class ServiceInfo(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., capabilities: _Optional[_Iterable[str]] = ..., incarnation: _Optional[int] = ..., model_id: _Optional[str] = ..., model_revision: _Optional[str] = ..., dtype: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., vocabulary_size: _Optional[int] = ..., context_length: _Optional[int] = ..., max_sessions: _Optional[int] = ..., end_token_ids: _Optional[_Iterable[int]] = ..., device: _Optional[str] = ...) -> None: ...
 
 class ServiceStats(_message.Message):
-    __slots__ = ("open_sessions", "open_streams", "used_blocks", "total_blocks", "steps", "rounds", "drafted_tokens", "accepted_tokens", "committed_tokens", "rollbacks", "stale_entries", "failed_sessions", "preemptions", "queued_entries")
+    __slots__ = ("open_sessions", "open_streams", "used_blocks", "total_blocks", "steps", "rounds", "drafted_tokens", "accepted_tokens", "committed_tokens", "rollbacks", "stale_entries", "failed_sessions", "preemptions", "queued_entries", "reused_prompt_tokens")
     OPEN_SESSIONS_FIELD_NUMBER: _ClassVar[int]
     OPEN_STREAMS_FIELD_NUMBER: _ClassVar[int]
     USED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -64,6 +64,7 @@ class ServiceStats(_message.Message):
     FAILED_SESSIONS_FIELD_NUMBER: _ClassVar[int]
     PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
     QUEUED_ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    REUSED_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     open_sessions: int
     open_streams: int
     used_blocks: int
@@ -78,7 +79,8 @@ class ServiceStats(_message.Message):
     failed_sessions: int
     preemptions: int
     queued_entries: int
-    def __init__(self, open_sessions: _Optional[int] = ..., open_streams: _Optional[int] = ..., used_blocks: _Optional[int] = ..., total_blocks: _Optional[int] = ..., steps: _Optional[int] = ..., rounds: _Optional[int] = ..., drafted_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., committed_tokens: _Optional[int] = ..., rollbacks: _Optional[int] = ..., stale_entries: _Optional[int] = ..., failed_sessions: _Optional[int] = ..., preemptions: _Optional[int] = ..., queued_entries: _Optional[int] = ...) -> None: ...
+    reused_prompt_tokens: int
+    def __init__(self, open_sessions: _Optional[int] = ..., open_streams: _Optional[int] = ..., used_blocks: _Optional[int] = ..., total_blocks: _Optional[int] = ..., steps: _Optional[int] = ..., rounds: _Optional[int] = ..., drafted_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., committed_tokens: _Optional[int] = ..., rollbacks: _Optional[int] = ..., stale_entries: _Optional[int] = ..., failed_sessions: _Optional[int] = ..., preemptions: _Optional[int] = ..., queued_entries: _Optional[int] = ..., reused_prompt_tokens: _Optional[int] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("protocol_version", "gateway_id", "gateway_incarnation")

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from draft_service.drafters.drafter import Proposal, Want
+from draft_service.drafters.draws import Draws
 from draft_service.drafters.model import ModelDrafter
 from forerun.errors import Internal
 from forerun.runtime.kv_cache import KvCache
@@ -25,20 +26,21 @@ PARAMS = (SamplingParams(0.0), SamplingParams(0.9, seed=7), SamplingParams(0.0, 
 
 
 class Rig:
-    """A drafter over a tiny model, and how many forwards that has run."""
+    """A drafter over a tiny model, and how many forwards that has run, with how many tokens."""
 
-    def __init__(self, folder: Path, known: int = VOCABULARY, blocks: int = BLOCKS) -> None:
+    def __init__(self, folder: Path, known: int = VOCABULARY, blocks: int = BLOCKS, reuse: bool = False) -> None:
         model = load_model(folder)
         head: Head | None = None
         if known < VOCABULARY:
             head = restrict_head(model, known, list(range(VOCABULARY)), model.end_token_ids)
         self._runner = ModelRunner(model, blocks, BLOCK_SIZE)
-        self.cache = KvCache(blocks, BLOCK_SIZE)
-        self.drafter = ModelDrafter(self, self.cache, (), 64, head)
-        self.forwards = 0
+        self.cache = KvCache(blocks, BLOCK_SIZE, reuse)
+        self.drafter = ModelDrafter(Draws(self, head), self.cache, (), 64)
+        self.forwards = self.fed = 0
 
     def forward(self, slices: Sequence[ForwardSlice]) -> torch.Tensor:
         self.forwards += 1
+        self.fed += sum(len(part.token_ids) for part in slices)
         return self._runner.forward(slices)
 
     def draft(self, wants: Sequence[Want]) -> list[Proposal]:
@@ -126,3 +128,74 @@ def test_broken_logits_are_an_error(folder: Path, params: SamplingParams, monkey
     batch, _ = rig.drafter.plan(wants([3], params)[:1])
     with pytest.raises(Internal, match="NaN"):
         rig.drafter.execute(batch)
+
+
+@pytest.mark.parametrize("reuse", [False, True])
+@pytest.mark.parametrize("length", [2, 4])
+def test_a_sequence_cut_to_what_is_computed_is_drafted_for_again(folder: Path, reuse: bool, length: int) -> None:
+    """A rollback may refute candidates without a token in their place."""
+    rig = Rig(folder, reuse=reuse)
+    sequence = TokenSequence([5, 6, 7, 8][:length])
+    want = Want(sequence, PARAMS[0], length, 4)
+    (first,) = rig.draft([want])
+    sequence.truncate(length)
+    rig.drafter.truncated(sequence)
+    assert sequence.pending_length == 0
+    assert rig.draft([want])[0].token_ids == first.token_ids
+
+
+LONG = [(7 * i) % 300 + 3 for i in range(41)]
+
+
+def test_a_prompt_that_was_computed_before_is_not_fed_again(folder: Path) -> None:
+    plain, reusing = Rig(folder), Rig(folder, reuse=True)
+    prompts = [LONG, [*LONG[:30], 5, 6], LONG]
+    for at, prompt in enumerate(prompts):
+        made = [Want(TokenSequence(prompt), PARAMS[0], len(prompt), 4) for _ in range(2)]
+        before = reusing.fed
+        found, expected = reusing.draft(made[:1]), plain.draft(made[1:])
+        assert [one.token_ids for one in found] == [one.token_ids for one in expected]
+        assert found[0].confidences == pytest.approx(expected[0].confidences, rel=1e-4)
+        assert reusing.fed - before == 3 + (len(LONG), 32 - 28, 1)[at]
+        reusing.drafter.forget(made[0].sequence)
+    assert reusing.drafter.reused_tokens == 28 + 40
+    assert reusing.cache.used_blocks == 0
+
+
+def test_candidates_are_not_shared_and_what_was_refuted_is_computed_again(folder: Path) -> None:
+    rig = Rig(folder, reuse=True)
+    first, second = TokenSequence(LONG[:10]), TokenSequence(LONG[:10])
+    rig.draft([Want(first, PARAMS[0], 10, 8)])
+    assert first.computed_length == 17
+    rig.draft([Want(second, PARAMS[0], 10, 8)])
+    assert second.token_ids == first.token_ids
+    assert rig.drafter.reused_tokens == 8, "two blocks of the prompt, none of the draft"
+    rig.draft([Want(first, PARAMS[0], 10, 1, committed_length=17)])
+    second.truncate(12)
+    rig.drafter.truncated(second)
+    second.append([9, 9])
+    (proposal,) = rig.draft([Want(second, PARAMS[0], 10, 4, committed_length=14)])
+    fresh = TokenSequence([*second.token_ids[:14]])
+    assert proposal.token_ids == Rig(folder).draft([Want(fresh, PARAMS[0], 10, 4)])[0].token_ids
+    third = TokenSequence(first.token_ids)
+    rig.draft([Want(third, PARAMS[0], 10, 1)])
+    assert third.block_table[:4] == first.block_table[:4]
+
+
+def test_a_draft_that_another_session_committed_may_still_be_refuted(folder: Path) -> None:
+    """Its candidates lie in blocks that were registered by the other one; a rollback leaves these alone."""
+    rig = Rig(folder, reuse=True)
+    first = TokenSequence(LONG)
+    rig.draft([Want(first, PARAMS[0], len(LONG), 4, committed_length=len(LONG))])
+    second = TokenSequence(LONG)  # of which only ten tokens are its prompt
+    rig.draft([Want(second, PARAMS[0], 10, 4)])
+    assert second.block_table[:10] == first.block_table[:10]
+    second.truncate(22)
+    rig.drafter.truncated(second)
+    assert second.computed_length == 20, "the start of the block that was cut"
+    second.append([9])
+    (proposal,) = rig.draft([Want(second, PARAMS[0], 10, 4)])
+    fresh = Want(TokenSequence([*LONG[:22], 9]), PARAMS[0], 10, 4)
+    assert proposal.token_ids == Rig(folder).draft([fresh])[0].token_ids
+    (again,) = rig.draft([Want(TokenSequence(LONG), PARAMS[0], len(LONG), 4)])
+    assert again.token_ids == tuple(first.token_ids[len(LONG) : len(LONG) + 4])

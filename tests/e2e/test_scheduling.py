@@ -112,6 +112,33 @@ def test_draft_without_room_costs_speed_only(loop: asyncio.Runner, pair: Pair) -
     loop.run(test())
 
 
+# Prompts that begin alike
+
+
+@pytest.mark.parametrize("tokens", [8192, 320], ids=["room for all", "a cache that is too small"])
+def test_what_was_computed_for_another_request_changes_no_output(loop: asyncio.Runner, pair: Pair, tokens: int) -> None:
+    source = random.Random(SEED)
+    common = make_prompt(source, 100)
+    prompts = [common[: source.randint(20, 100)] + make_prompt(source, source.randint(0, 20)) for _ in range(8)]
+    fields = {"temperature": 0.9, "max_tokens": 40, "ignore_eos": True}
+    reuse = {"prefix_reuse": "on", "block_size": 4, "kv_cache_tokens": tokens}
+
+    async def test() -> None:
+        async with trio(pair, NONE) as services:
+            alone = [await services.generate(p, 0, seed=n, **fields) for n, p in enumerate(prompts)]
+        async with trio(pair, MODEL, target=reuse, draft_settings=reuse) as services:
+            for _ in range(2):
+                calls = [services.generate(p, 4, seed=n, **fields) for n, p in enumerate(prompts)]
+                together = await asyncio.gather(*calls)
+                assert [answer.result for answer in together] == [answer.result for answer in alone]
+            assert (await services.target.stats()).reused_prompt_tokens > 200
+            assert (await services.draft.stats()).reused_prompt_tokens > 200
+            assert ((await services.target.stats()).preemptions > 0) == (tokens == 320)
+            await services.wait_until_idle()
+
+    loop.run(test())
+
+
 # Company
 
 

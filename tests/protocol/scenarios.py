@@ -79,6 +79,7 @@ class Scenario:
     draft_context_length: int = 96
     max_sessions: int = 8
     draft_max_sessions: int = 8
+    reuse: bool = False  # prompts begin alike, and caches make use of it
 
     @property
     def reliable(self) -> bool:
@@ -169,6 +170,7 @@ def scenarios(
         draft_context_length=st.sampled_from([96, 96, 96, 25]),
         max_sessions=st.sampled_from([8, 2]),
         draft_max_sessions=st.sampled_from([8, 8, 8, 1]),
+        reuse=st.booleans(),
     )
 
 
@@ -187,4 +189,5 @@ def passing_storms() -> st.SearchStrategy[Scenario]:
         faults=faults(tuple(kind for kind in TAME_FAULTS if kind != "draft length")),
         draft_ms=st.sampled_from([(1.0, 1.0), (0.1, 3.0)]),
         patience=st.sampled_from(["real", "endless"]),
+        reuse=st.booleans(),
     )

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from draft_service.drafters.drafter import Proposal, Want
+from draft_service.drafters.draws import Drawn, Draws
 from draft_service.drafters.model import ModelDrafter
 from forerun.runtime.kv_cache import KvCache
 from forerun.runtime.model_runner import ForwardSlice
@@ -64,6 +65,7 @@ class Pool:
 
     def forward(self, part: ForwardSlice) -> list[int]:
         """Writes what is fed and returns the whole history that attention would see."""
+        assert part.token_ids, "nothing is fed"
         size, table = self._block_size, part.block_table
         end = part.start + len(part.token_ids)
         slots = [table[position // size] * size + position % size for position in range(end)]
@@ -112,12 +114,9 @@ class ScriptedDrafter(ModelDrafter):
     """The real model drafter, cache and chunks and all, whose model is a script and a chance of being right."""
 
     def __init__(self, script: Script, cache: KvCache, max_batch_tokens: int, guess: Guess) -> None:
-        super().__init__(_Histories(Pool(cache.block_size)), cache, (END,), max_batch_tokens)
+        super().__init__(_ScriptedDraws(Pool(cache.block_size), self._next), cache, (END,), max_batch_tokens)
         self._script = script
         self._guess = guess
-
-    def _draw(self, logits: Any, requests: Sequence[DrawRequest]) -> list[tuple[int, float]]:
-        return [(self._next(*pair), 1.0) for pair in zip(logits, requests, strict=True)]
 
     def _next(self, history: list[int], request: DrawRequest) -> int:
         assert history == list(request.token_ids), "the cache holds other tokens than the sequence"
@@ -127,15 +126,17 @@ class ScriptedDrafter(ModelDrafter):
         return (token + 1) % self._script.vocabulary_size
 
 
-class _Histories:
-    """A model whose logits are the tokens that it was given and those that the cache held before them."""
+class _ScriptedDraws(Draws):
+    """Draws from the history that was fed and that the cache held before it, a token at a time."""
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: Pool, next_token: Callable[[list[int], DrawRequest], int]) -> None:
         self._pool = pool
+        self._next_token = next_token
 
-    def forward(self, slices: Sequence[ForwardSlice]) -> Any:
+    def draw(self, slices: Sequence[ForwardSlice], requests: Sequence[DrawRequest], most: int) -> list[list[Drawn]]:
         histories = [(self._pool.forward(part), part.logits_count) for part in slices]
-        return [history for history, wanted in histories if wanted]
+        rows = [history for history, wanted in histories if wanted]
+        return [[(self._next_token(*pair), 1.0)] for pair in zip(rows, requests, strict=True)]
 
 
 class LeapingDrafter:
@@ -143,6 +144,7 @@ class LeapingDrafter:
 
     total_blocks = 0
     used_blocks = 0
+    reused_tokens = 0
 
     def __init__(self, script: Script) -> None:
         self._script = script

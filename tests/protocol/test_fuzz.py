@@ -143,7 +143,7 @@ def drive(engine: Any, execute: Any, step_kind: Any, script: list[Any]) -> None:
 @FUZZ
 @given(st.lists(draft_entries | st.just(True), max_size=25))
 def test_no_entry_confuses_a_draft(script: list[Any]) -> None:
-    drafter = ScriptedDrafter(SCRIPT, KvCache(12, BLOCK_SIZE), 8, GUESSES["right"])
+    drafter = ScriptedDrafter(SCRIPT, KvCache(12, BLOCK_SIZE, reuse=True), 8, GUESSES["right"])
     engine = DraftEngine(DraftLimits(VOCABULARY, 20, (END,), 2), drafter, NoTrace())
     drive(engine, lambda step: drafter.execute(step.batch), DraftStep, script)
 
@@ -153,7 +153,10 @@ def test_no_entry_confuses_a_draft(script: list[Any]) -> None:
 def test_no_entry_confuses_a_target(script: list[Any]) -> None:
     model = ScriptedTarget(SCRIPT, BLOCK_SIZE)
     engine = TargetEngine(
-        TargetLimits(VOCABULARY, 20, (END,), 2), KvCache(12, BLOCK_SIZE), Scheduler(Patience(0.0), 8), NoTrace()
+        TargetLimits(VOCABULARY, 20, (END,), 2),
+        KvCache(12, BLOCK_SIZE, reuse=True),
+        Scheduler(Patience(0.0), 8),
+        NoTrace(),
     )
     drive(engine, model.execute, TargetStep, script)
 

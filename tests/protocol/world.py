@@ -114,7 +114,7 @@ class World:
         patience = {"real": lambda: Patience(1.0), "none": lambda: Patience(0.0), "endless": lambda: EndlessPatience(0)}
 
         def start() -> Machine:
-            cache = KvCache(blocks, scenario.block_size)
+            cache = KvCache(blocks, scenario.block_size, scenario.reuse)
             scheduler = Scheduler(patience[scenario.patience](), scenario.max_batch_tokens)
             engine = TargetEngine(limits, cache, scheduler, NoTrace())
             model = ScriptedTarget(self._script, scenario.block_size)
@@ -160,7 +160,7 @@ class World:
             return NgramDrafter(1, 3)
         if kind == "leaping":
             return LeapingDrafter(self._script)
-        cache = KvCache(self.scenario.draft_blocks, self.scenario.block_size)
+        cache = KvCache(self.scenario.draft_blocks, self.scenario.block_size, self.scenario.reuse)
         return ScriptedDrafter(self._script, cache, self.scenario.max_batch_tokens, GUESSES[kind])
 
     def _pipe(self, deliver: Callable[[Any], None]) -> Pipe:
@@ -179,7 +179,8 @@ class World:
             stop_token_ids=(STOP,) if plan.stops else (),
             ignore_eos=plan.ignore_eos,
         )
-        prompt = [self._random.randrange(scenario.vocabulary_size) for _ in range(plan.prompt_length)]
+        source = random.Random(scenario.seed) if scenario.reuse else self._random
+        prompt = [source.randrange(scenario.vocabulary_size) for _ in range(plan.prompt_length)]
         node = self.gateways[plan.gateway % len(self.gateways)]
         number = 1 + sum(client.node is node for client in self.clients)  # gateways number theirs alike
         client = Client(
@@ -294,24 +295,28 @@ class World:
             assert not any(wire.link.sessions for wire in gateway.wires)
 
     def _check_target(self, machine: Machine) -> None:
-        engine, blocks = machine.engine, 0
+        engine, tables = machine.engine, []
         for session in engine.sessions:
             assert len(session.candidates) <= MAX_WINDOW
             assert session.committed_length <= max(session.commit_limit, session.prompt_length)
-            blocks += len(session.sequence.block_table)
-        assert blocks == engine.read_stats().used_blocks, "blocks belong to nobody"
+            tables += session.sequence.block_table
+        self._check_blocks(tables, engine.read_stats().used_blocks)
         for stream in machine.streams:
             assert stream.queued <= self._most_queued(), "an outbox grows"
 
     def _check_draft(self, machine: Machine) -> None:
-        engine, blocks = machine.engine, 0
+        engine, tables = machine.engine, []
         for session in engine.sessions:
             assert session.head <= session.committed_length + 6 + 12, "drafted beyond the window"
             assert session.committed_length <= session.sent_length <= session.head
-            blocks += len(session.sequence.block_table)
-        assert blocks == engine.read_stats().used_blocks, "blocks belong to nobody"
+            tables += session.sequence.block_table
+        self._check_blocks(tables, engine.read_stats().used_blocks)
         for stream in machine.streams:
             assert stream.queued <= self._most_queued(), "an outbox grows"
+
+    def _check_blocks(self, tables: list[int], used_blocks: int) -> None:
+        assert len(set(tables)) == used_blocks, "blocks belong to nobody"
+        assert self.scenario.reuse or len(tables) == used_blocks, "blocks have two owners"
 
     def _most_queued(self) -> int:
         """Entries for one gateway: one for each token that may be committed or drafted, and answers to what it asks."""
