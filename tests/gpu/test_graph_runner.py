@@ -15,9 +15,8 @@ from forerun.runtime.fused import fuse
 from forerun.runtime.kv_cache import KvCache
 from forerun.runtime.model import load_model
 from forerun.runtime.model_runner import ForwardSlice
-from forerun.runtime.sampling import DrawRequest, is_simple
+from forerun.runtime.sampling import DrawRequest, draw, is_simple
 from forerun.runtime.sequence import Sequence as TokenSequence
-from forerun.runtime.step_shapes import Shapes
 from forerun.sampling_params import SamplingParams
 from tests.gpu.device import DEVICE, HAS_GPU, needs_gpu, needs_kernels
 from tests.models import ARCHITECTURES, make_tiny_model
@@ -34,6 +33,7 @@ class Rig:
 
     def __init__(self, folder: Path, architecture: str, mode: str, dtype: torch.dtype = torch.float32) -> None:
         from forerun.runtime.graph_runner import GraphRunner
+        from forerun.runtime.step_shapes import Shapes
 
         if not (folder / "config.json").exists():
             make_tiny_model(folder, architecture)
@@ -118,8 +118,6 @@ def test_a_run_of_steps_is_what_single_steps_give(tmp_path: Path, mode: str) -> 
         for sequence, p, drawn in zip(made, params, chained, strict=True):
             for token_id, likely in drawn:
                 logits = rig.expected(sequence.token_ids)[-1:]
-                from forerun.runtime.sampling import draw
-
                 (found,) = draw(logits, [DrawRequest(p, sequence.token_ids, 1, len(sequence), 1)])[0]
                 assert token_id == found.token_id
                 assert likely == pytest.approx(logits[0].float().softmax(-1)[token_id].item(), rel=1e-3, abs=1e-5)
