@@ -54,6 +54,7 @@ class StepInputs:
         staging = torch.zeros(size, dtype=torch.int64, pin_memory=device.type == "cuda")
         self._staging = staging
         self._buffer = torch.zeros(size, dtype=torch.int64, device=device)
+        self._copied = torch.cuda.Event() if device.type == "cuda" else None
         host, at = staging.numpy(), 0
         self._host: dict[str, np.ndarray] = {}
         parts: dict[str, torch.Tensor] = {}
@@ -73,6 +74,8 @@ class StepInputs:
 
     def fill(self, slices: Sequence[ForwardSlice], requests: Sequence[DrawRequest]) -> None:
         """Puts a batch that fits into the buffer. `requests` are those of the slices that want logits, in order."""
+        if self._copied is not None:
+            self._copied.synchronize()  # the last batch may still be on its way: a chunk of a prompt draws nothing
         host, size = self._host, self._block_size
         token_ids: list[int] = []
         positions: list[int] = []
@@ -99,6 +102,8 @@ class StepInputs:
             _put(host[name], column, 0)
         self._fill_draws(requests)
         self._buffer.copy_(self._staging, non_blocking=True)
+        if self._copied is not None:
+            self._copied.record()
 
     def _fill_draws(self, requests: Sequence[DrawRequest]) -> None:
         seeds: list[int] = []
