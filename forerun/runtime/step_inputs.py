@@ -54,7 +54,7 @@ class StepInputs:
         staging = torch.zeros(size, dtype=torch.int64, pin_memory=device.type == "cuda")
         self._staging = staging
         self._buffer = torch.zeros(size, dtype=torch.int64, device=device)
-        self._copied = torch.cuda.Event() if device.type == "cuda" else None
+        self._copied = torch.cuda.Event() if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         host, at = staging.numpy(), 0
         self._host: dict[str, np.ndarray] = {}
         parts: dict[str, torch.Tensor] = {}
