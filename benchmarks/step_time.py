@@ -105,10 +105,10 @@ def time_target(runner: GraphRunner, table: Table, rate: float, context: int) ->
 def time_draft(runner: GraphRunner, table: Table, rate: float, context: int) -> None:
     for sequences, steps in ((1, 2), (1, 4), (1, 6), (4, 4), (16, 4)):
         slices, requests = batch(runner, sequences, 1, context, SamplingParams(0.0), verify=False)
-        assert runner.chain(slices, requests, steps) is not None, "no graph for this"
+        assert runner.chain(slices, requests, [steps] * sequences) is not None, "no graph for this"
         graph = runner.chain_for(slices, steps).graph
         on_gpu = gpu_seconds(graph.replay)
-        on_host = host_seconds(lambda: runner.chain(slices, requests, steps))  # noqa: B023
+        on_host = host_seconds(lambda: runner.chain(slices, requests, [steps] * sequences))  # noqa: B023
         floor = steps * (runner.model.parameter_bytes + kv_bytes(runner, sequences, context)) / rate
         table.add_row(
             f"draft of {steps}, {sequences} at once",

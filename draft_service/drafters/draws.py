@@ -28,9 +28,9 @@ class Chain(Protocol):
     """What it needs of `graph_runner.GraphRunner`."""
 
     def chain(
-        self, slices: Sequence[ForwardSlice], requests: Sequence[DrawRequest], steps: int
+        self, slices: Sequence[ForwardSlice], requests: Sequence[DrawRequest], most: Sequence[int]
     ) -> list[list[Drawn]] | None:
-        """Up to `steps` tokens a slice; None if it cannot for these."""
+        """Up to `most` tokens for each slice; None if it cannot for these."""
 
 
 class Draws:
@@ -43,10 +43,11 @@ class Draws:
         self._head = head
         self._chain = chain
 
-    def draw(self, slices: Sequence[ForwardSlice], requests: Sequence[DrawRequest], most: int) -> list[list[Drawn]]:
-        """For each request 1 to `most` tokens, each drawn after those before it; a slice's blocks need hold no more
-        than is wanted of it: what is drawn beyond them is to be ignored."""
-        if self._chain is not None and most > 1:
+    def draw(
+        self, slices: Sequence[ForwardSlice], requests: Sequence[DrawRequest], most: Sequence[int]
+    ) -> list[list[Drawn]]:
+        """For each request 1 to `most` tokens, of which its slice's blocks hold all but the last."""
+        if self._chain is not None and max(most, default=0) > 1:
             chained = self._chain.chain(slices, requests, most)
             if chained is not None:
                 return chained

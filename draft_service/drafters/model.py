@@ -143,8 +143,8 @@ class ModelDrafter:
         going = list(drafts.values())
         slices = [chunk.forward for chunk in chunks]
         while slices:
-            most = max((draft.missing for draft in going), default=1)
-            drawn = self._draws.draw(slices, [draft.request for draft in going], most)
+            requests = [draft.request for draft in going]
+            drawn = self._draws.draw(slices, requests, [draft.missing for draft in going])
             going = [draft for draft, tokens in zip(going, drawn, strict=True) if draft.take_all(tokens)]
             going = [draft for draft in going if id(draft.chunk.want.sequence) not in self._refuted]
             slices = [draft.forward for draft in going]

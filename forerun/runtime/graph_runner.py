@@ -128,16 +128,17 @@ class GraphRunner(ModelRunner):
 
     @torch.inference_mode()
     def chain(
-        self, slices: Sequence[ForwardSlice], requests: Sequence[DrawRequest], steps: int
+        self, slices: Sequence[ForwardSlice], requests: Sequence[DrawRequest], most: Sequence[int]
     ) -> list[list[tuple[int, float]]] | None:
-        """Feeds the slices, then each drawn token, up to `steps` tokens a slice (one more or less where shapes say so).
+        """Feeds the slices, then each drawn token, up to `most` tokens for each slice, or as many as a graph has steps.
 
-        Returns a token and the model's own probability of it, for each step of each slice; None if no graph fits: then
-        not a thing was computed. Steps beyond a sequence's blocks draw tokens that mean nothing.
+        Returns tokens and the model's own probabilities of them, for each slice; None if no graph fits: then not a
+        thing was computed. Raises Internal for logits that are no numbers. A slice that wants fewer steps than others
+        goes on beside them, in the spare block if its own are full, and what that draws is dropped unseen.
         """
         if not all(part.logits_count == 1 for part in slices) or not all(map(is_simple, requests)):
             return None
-        captured = self.chain_for(slices, steps)
+        captured = self.chain_for(slices, max(most))
         if captured is None:
             return None
         self._check(slices)
@@ -146,9 +147,10 @@ class GraphRunner(ModelRunner):
             captured.graph.replay()
             assert isinstance(captured.outputs, torch.Tensor)
             drawn: list[list[list[float]]] = captured.outputs[: len(slices)].tolist()
-        if any(token_id < 0 for rows in drawn for token_id, _ in rows[:steps]):
+        wanted = [rows[:count] for rows, count in zip(drawn, most, strict=True)]
+        if any(token_id < 0 for rows in wanted for token_id, _ in rows):
             raise Internal("the model's logits hold NaN or infinity; nothing was drawn")
-        return [[(int(token_id), likely) for token_id, likely in rows[:steps]] for rows in drawn]
+        return [[(int(token_id), likely) for token_id, likely in rows] for rows in wanted]
 
     def _compute_chain(self, inputs: StepInputs, steps: int) -> torch.Tensor:
         """[sequences, steps, 2]; each sequence has one tile and one drawn row."""

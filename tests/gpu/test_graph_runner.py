@@ -107,14 +107,18 @@ def test_a_run_of_steps_is_what_single_steps_give(tmp_path: Path, mode: str) -> 
         for sequence in made:
             ahead = sequence.pending_length - generator.choice([1, 2])
             rig.runner.forward([rig.slice(sequence, ahead, 0)])
-        slices = [rig.slice(sequence, sequence.pending_length, 1, most - 1) for sequence in made]
+        wants = [generator.randint(1, most) for _ in made[1:]] + [most]
+        slices = [
+            rig.slice(sequence, sequence.pending_length, 1, count - 1)
+            for sequence, count in zip(made, wants, strict=True)
+        ]
         params = [generator.choice(PARAMS) for _ in made]
         requests = [
             DrawRequest(p, sequence.token_ids, 1, len(sequence), 1) for p, sequence in zip(params, made, strict=True)
         ]
         assert all(map(is_simple, requests))
-        chained = rig.runner.chain(slices, requests, most)
-        assert chained is not None and all(len(drawn) == most for drawn in chained)
+        chained = rig.runner.chain(slices, requests, wants)
+        assert chained is not None and [len(drawn) for drawn in chained] == wants
         for sequence, p, drawn in zip(made, params, chained, strict=True):
             for token_id, likely in drawn:
                 logits = rig.expected(sequence.token_ids)[-1:]
@@ -131,11 +135,11 @@ def test_a_run_of_steps_says_when_it_cannot(tmp_path: Path) -> None:
     sequence = TokenSequence(tokens(random.Random(0), 20))
     whole = rig.slice(sequence, 20, 1, 4)
     request = DrawRequest(SamplingParams(0.0), sequence.token_ids, 1, 20, 1)
-    assert rig.runner.chain([whole], [request], 4) is None, "a prompt is not a step of decoding"
+    assert rig.runner.chain([whole], [request], [4]) is None, "a prompt is not a step of decoding"
     last = ForwardSlice(whole.token_ids[-1:], 19, whole.block_table, 1)
     narrowed = DrawRequest(SamplingParams(0.8, top_p=0.9), sequence.token_ids, 1, 20, 1)
-    assert rig.runner.chain([last], [narrowed], 4) is None, "nor can a graph narrow the vocabulary"
-    assert rig.runner.chain([last], [request], 4) is not None
+    assert rig.runner.chain([last], [narrowed], [4]) is None, "nor can a graph narrow the vocabulary"
+    assert rig.runner.chain([last], [request], [4]) is not None
 
 
 @needs_gpu

@@ -133,7 +133,9 @@ class _ScriptedDraws(Draws):
         self._pool = pool
         self._next_token = next_token
 
-    def draw(self, slices: Sequence[ForwardSlice], requests: Sequence[DrawRequest], most: int) -> list[list[Drawn]]:
+    def draw(
+        self, slices: Sequence[ForwardSlice], requests: Sequence[DrawRequest], most: Sequence[int]
+    ) -> list[list[Drawn]]:
         histories = [(self._pool.forward(part), part.logits_count) for part in slices]
         rows = [history for history, wanted in histories if wanted]
         return [[(self._next_token(*pair), 1.0)] for pair in zip(rows, requests, strict=True)]
