@@ -19,6 +19,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,9 +42,10 @@ from forerun.v1 import gateway_pb2, gateway_pb2_grpc, types_pb2
 from forerun.vocabulary import read_vocabulary
 from target_service.assembly import Target
 from target_service.assembly import serving as serving_target
-from target_service.engine import Step, TargetEngine, TargetLimits
+from target_service.engine import TargetEngine, TargetLimits
 from target_service.patience import Patience
 from target_service.scheduler import Scheduler
+from target_service.step import Step
 from target_service.tracing import TargetTrace
 
 SEED = 7  # of the fixed sequence
@@ -115,7 +117,7 @@ async def serve_target(folder: Path) -> None:
         context_length=CONTEXT_LENGTH,
         max_sessions=MAX_SESSIONS,
     )
-    target = Target(info, engine, StepLoop(engine, instant_target, "instant"))
+    target = Target(info, engine, StepLoop(engine, lambda step: partial(instant_target, step), "instant"))
     async with serving_target(target, "127.0.0.1", 0) as (_, port):
         print(port, flush=True)
         await asyncio.Event().wait()

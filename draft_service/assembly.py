@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from draft_service.drafters.drafter import Drafter, Proposal
@@ -108,7 +109,9 @@ def _model(config: DraftConfig, name: str, cache: Path) -> Source:
 def assemble(source: Source, tracing: Tracing) -> Draft:
     """The service around a drafter."""
     engine = DraftEngine(source.limits, source.drafter, DraftTracing(tracing))
-    return Draft(source.info, engine, StepLoop(engine, lambda step: source.drafter.execute(step.batch), "draft-model"))
+    return Draft(
+        source.info, engine, StepLoop(engine, lambda step: partial(source.drafter.execute, step.batch), "draft-model")
+    )
 
 
 @asynccontextmanager

@@ -202,6 +202,9 @@ class DraftEngine:
         parts = tuple(Part(session, session.epoch, session.head) for session in wanting.values())
         return Step(parts, batch, now, time.time_ns())
 
+    def plan_ahead(self, step: Step, now: float) -> None:
+        """Nothing: which tokens are wanted next depends on those that are drafted."""
+
     def _next_expiry(self) -> float | None:
         return min((s.expires_at for s in self.sessions if s.expires_at is not None), default=None)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,22 +18,23 @@ from forerun.runtime.sampling import Draw
 from forerun.runtime.step_loop import StepLoop
 from forerun.telemetry import Tracing
 from forerun.v1 import target_pb2_grpc, types_pb2
-from target_service.engine import Step, TargetEngine, TargetLimits
+from target_service.engine import TargetEngine, TargetLimits
 from target_service.patience import Patience
 from target_service.scheduler import Scheduler
 from target_service.service import TargetService
+from target_service.step import Step
 from target_service.tracing import TargetTrace
 
 
 class Executor:
-    """Runs planned steps on the model: one forward, then the draws. Lives on the worker thread."""
+    """Begins planned steps on the model: one forward, then the draws. Lives on the worker thread."""
 
     def __init__(self, runner: ModelRunner) -> None:
         self._runner = runner
 
-    def __call__(self, step: Step) -> Sequence[Sequence[Draw]]:
+    def __call__(self, step: Step) -> Callable[[], Sequence[Sequence[Draw]]]:
         requests = [part.draw for part in step.parts if part.draw is not None]
-        return self._runner.draw([part.forward for part in step.parts], requests)
+        return self._runner.begin([part.forward for part in step.parts], requests)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ def assemble(config: TargetConfig, folder: Path, tracing: Tracing, patience: Pat
     scheduler = Scheduler(patience or Patience(config.max_patience_ms / 1000), config.max_batch_tokens)
     reuse = choose_reuse(config.prefix_reuse, model.device)
     cache = KvCache(runner.block_count, runner.block_size, reuse)
-    engine = TargetEngine(limits, cache, scheduler, TargetTrace(tracing))
+    engine = TargetEngine(limits, cache, scheduler, TargetTrace(tracing), overlaps=runner.overlaps)
     info = service_info(config.model, model, folder, context_length, config.max_sessions)
     return Target(info, engine, StepLoop(engine, Executor(runner), "target-model"))
 

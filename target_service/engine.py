@@ -7,7 +7,6 @@ time is an argument. So the same code runs in the service and in a simulated net
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -22,13 +21,13 @@ from forerun.runtime.admission import (
     checked_sampling,
 )
 from forerun.runtime.kv_cache import KvCache
-from forerun.runtime.model_runner import ForwardSlice
-from forerun.runtime.sampling import Draw, DrawRequest
+from forerun.runtime.sampling import Draw
 from forerun.runtime.sequence import Sequence as TokenSequence
 from forerun.runtime.session_table import SessionTable, Standing
 from forerun.v1 import target_pb2, types_pb2
 from target_service.scheduler import Scheduler, Share
 from target_service.session import TargetSession, TargetStream
+from target_service.step import Part, Step, freeze, freeze_ahead
 from target_service.verdict import VerifyTrace, judge
 
 INVALID_ARGUMENT, RESOURCE_EXHAUSTED, INTERNAL = 3, 8, 13  # google.rpc.Code
@@ -45,38 +44,23 @@ class TargetLimits:
     max_sessions: int
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """One session's part of a step, frozen for the worker."""
-
-    session: TargetSession
-    forward: ForwardSlice
-    draw: DrawRequest | None  # None for a chunk of a prompt that is not its last
-    candidates: tuple[int, ...]
-    epoch: int
-    wait_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """What a worker executes: one forward over all parts, then the draws. Outcome: draws by drawing part."""
-
-    parts: tuple[Part, ...]
-    shares: tuple[Share, ...]
-    started: float  # monotonic seconds
-    started_unix_ns: int
-
-
 class TargetEngine:
-    """All sessions of all gateways. `handle`, `plan`, `complete` and `fail` are called from one thread."""
+    """All sessions of all gateways. All methods are called from one thread.
 
-    def __init__(self, limits: TargetLimits, cache: KvCache, scheduler: Scheduler, trace: VerifyTrace) -> None:
+    `overlaps` says that a step begun before the last one's end pays: see `plan_ahead`.
+    """
+
+    def __init__(
+        self, limits: TargetLimits, cache: KvCache, scheduler: Scheduler, trace: VerifyTrace, overlaps: bool = False
+    ) -> None:
         self.limits = limits
         self.stats = types_pb2.ServiceStats(total_blocks=cache.block_count)
         self.sessions: SessionTable[TargetSession] = SessionTable(lambda session: cache.release(session.sequence))
         self._cache = cache
         self._scheduler = scheduler
         self._trace = trace
+        self._overlaps = overlaps
+        self._last_end = 0.0  # of a step; monotonic seconds
         self._arrivals = itertools.count()
 
     def read_stats(self) -> types_pb2.ServiceStats:
@@ -102,13 +86,16 @@ class TargetEngine:
             elif standing is Standing.UNKNOWN:
                 self._say_unknown(stream, entry)
             else:
-                self._apply(stream.sessions[entry.session_id], entry, kind)
+                self._apply(stream.sessions[entry.session_id], entry, kind, now)
         except InvalidArgument as error:
             self._fail_entry(stream, entry, INVALID_ARGUMENT, error.message)
 
-    def _apply(self, session: TargetSession, entry: target_pb2.TargetRequestEntry, kind: str | None) -> None:
+    def _apply(
+        self, session: TargetSession, entry: target_pb2.TargetRequestEntry, kind: str | None, now: float
+    ) -> None:
         if kind == "candidates":
             self._offer(session, entry.candidates)
+            self._scheduler.note_arrival(session, now)
         elif kind == "configure":
             self._configure(session, entry.configure)
 
@@ -172,7 +159,7 @@ class TargetEngine:
     def plan(self, now: float) -> Step | float | None:
         """The next step; or the time to ask again; or None to be asked after the next entry."""
         for session in self.sessions:
-            if session.expires_at is not None and session.expires_at <= now:
+            if session.expired(now):
                 self.sessions.close(session)
             elif session.room > 0:
                 self._cache.attach_prefix(session.sequence)
@@ -184,7 +171,21 @@ class TargetEngine:
         shares = tuple(share for share in placed if share is not None and share.session not in preempted)
         if not shares:  # the cache belongs to older sessions that wait for candidates, which is soon over
             return now + BLOCKED_RETRY_S
-        return Step(tuple(self._freeze(share, now) for share in shares), shares, now, time.time_ns())
+        return freeze(shares, self.limits.end_token_ids, now)
+
+    def plan_ahead(self, step: Step, now: float) -> Step | None:
+        """The step after one that runs: one more plain token for each of its sessions, if nobody needs another kind.
+
+        A session that the running step ends takes part for nothing; what its row writes is beyond what others read.
+        """
+        if not self._overlaps or not all(part.plain for part in step.parts):
+            return None
+        inside = {part.session for part in step.parts}
+        if any(session.expired(now) or (session.room > 0 and session not in inside) for session in self.sessions):
+            return None
+        going = [(i, part) for i, part in enumerate(step.parts) if not part.session.closed and part.session.room > 1]
+        room = [self._cache.reserve(part.session.sequence, part.session.committed_length + 1) for _, part in going]
+        return freeze_ahead(step, going, now) if going and all(room) else None
 
     def _or_expiry(self, wake: float | None) -> float | None:
         times = [session.expires_at for session in self.sessions if session.expires_at is not None]
@@ -216,29 +217,10 @@ class TargetEngine:
         younger = [s for s in holders if s.arrival > session.arrival]
         return next(iter(paused[-1:] or younger[-1:]), None)
 
-    def _freeze(self, share: Share, now: float) -> Part:
-        session = share.session
-        sequence = session.sequence
-        start, end = sequence.computed_length, sequence.computed_length + share.feed_count
-        candidates = tuple(session.candidates.token_ids[: share.candidate_count])
-        forward = ForwardSlice(
-            token_ids=tuple(sequence.token_ids[start:end]) + candidates,
-            start=start,
-            block_table=tuple(sequence.block_table),
-            logits_count=1 + len(candidates) if share.draws else 0,
-        )
-        draw = None
-        if share.draws:
-            history = tuple(sequence.token_ids) + candidates
-            draw = DrawRequest(
-                session.params, history, session.prompt_length, end, 1 + len(candidates), self.limits.end_token_ids
-            )
-        wait_s = max(0.0, now - session.idle_since)
-        return Part(session, forward, draw, candidates, session.candidates.epoch if candidates else 0, wait_s)
-
     def complete(self, step: Step, outcome: Sequence[Sequence[Draw]], now: float) -> None:
         """Turns a step's draws into verdicts. Sessions closed meanwhile are passed over."""
         self.stats.steps += 1
+        step, self._last_end = step.begun(self._last_end), now
         self._scheduler.record_step(step.shares, now - step.started)
         draws = iter(outcome)
         for part in step.parts:
@@ -291,6 +273,7 @@ class TargetEngine:
 
     def fail(self, step: Step, error: Exception, now: float) -> None:
         """Ends the sessions of a step that raised."""
+        self._last_end = now
         for part in step.parts:
             if not part.session.closed:
                 self._fail(part.session, INTERNAL, f"the step failed: {error}")

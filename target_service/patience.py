@@ -45,6 +45,11 @@ class Patience:
         self._gain = Average(EXPECTED_GAIN)
         self._latency = Average()
 
+    @property
+    def latency_s(self) -> float | None:
+        """How long after a verdict a session's candidates usually come; None before any came."""
+        return self._latency.value
+
     def record_step(self, batch_size: int, with_candidates: bool, seconds: float) -> None:
         """A step without prefill took this long."""
         times = self._times_of(batch_size)

@@ -15,6 +15,7 @@ from target_service.patience import Patience
 from target_service.session import TargetSession
 
 GATHER_SHARE = 0.1  # of the last step's time: how long ready sessions wait for those about to be ready
+GATHER_SLACK = 1.25  # times the usual latency of candidates, where all wait for candidates together
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,22 +49,41 @@ class Scheduler:
         if not live:
             return None
         ready: list[TargetSession] = []
+        held: list[TargetSession] = []
         wake = math.inf
         for session in live:
             until = self._held_until(session, len(live), now)
-            if until <= now:
-                ready.append(session)
+            (ready if until <= now else held).append(session)
             wake = min(wake, until if until > now else math.inf)
         if not ready:
             self._first_ready = None
             return wake
         if self._first_ready is None:
             self._first_ready = now
-        gather_until = self._first_ready + GATHER_SHARE * self._last_step_s
-        if len(ready) < len(live) and now < gather_until:
+        gather_until = self._gather_until(self._first_ready, ready, held)
+        if held and now < gather_until:
             return min(wake, gather_until)
         self._first_ready = None
         return self._share_out(ready)
+
+    def _gather_until(self, first_ready: float, ready: Sequence[TargetSession], held: Sequence[TargetSession]) -> float:
+        """Until when those that are ready wait for those that are held.
+
+        Not long where some could go on without candidates. Where all live by them and these take less than a step, one
+        step for all and one wait are shorter than two steps in turn, so the groups that arrived apart are joined.
+        """
+        until = first_ready + GATHER_SHARE * self._last_step_s
+        latency = self.patience.latency_s
+        if latency is None or latency > self._last_step_s or not held or not all(s.speculating for s in ready):
+            return until
+        expected = max(session.idle_since for session in held) + GATHER_SLACK * latency
+        return max(until, min(expected, first_ready + self._last_step_s))
+
+    def note_arrival(self, session: TargetSession, now: float) -> None:
+        """Learns, once a round, when a session's candidates are complete."""
+        if not session.ready_noted and session.speculating and session.has_full_draft and len(session.candidates):
+            session.ready_noted = True
+            self.patience.record_arrival(now - session.idle_since)
 
     def record_step(self, shares: Sequence[Share], seconds: float) -> None:
         """Learns from a finished step."""
@@ -75,12 +95,10 @@ class Scheduler:
 
     def _held_until(self, session: TargetSession, batch_size: int, now: float) -> float:
         """Until when a session sits out for the sake of its candidates; the past if it does not."""
-        if session.prefilling or session.wanted_candidates == 0:
+        if not session.speculating:
             return now
         if session.has_full_draft:
-            if not session.ready_noted and len(session.candidates):
-                session.ready_noted = True
-                self.patience.record_arrival(now - session.idle_since)
+            self.note_arrival(session, now)  # they may have been there when the round began
             return now
         until = session.idle_since + self.patience.seconds(batch_size, session.rounds_since_wait)
         if until > now:

@@ -41,6 +41,10 @@ class TargetSession:
     ready_noted: bool = False  # whether the arrival of this round's candidates was recorded
     closed: bool = False
 
+    def expired(self, now: float) -> bool:
+        """Whether its time to live is over."""
+        return self.expires_at is not None and self.expires_at <= now
+
     @property
     def committed_length(self) -> int:
         return len(self.sequence)
@@ -54,6 +58,11 @@ class TargetSession:
     def prefilling(self) -> bool:
         """Whether more than the last committed token must still be computed."""
         return self.sequence.pending_length > 1
+
+    @property
+    def speculating(self) -> bool:
+        """Whether its next step is to verify candidates."""
+        return not self.prefilling and self.wanted_candidates > 0
 
     @property
     def wanted_candidates(self) -> int:

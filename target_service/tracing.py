@@ -7,7 +7,7 @@ import time
 from forerun import span_attributes
 from forerun.telemetry import Tracing
 from forerun.v1 import target_pb2
-from target_service.engine import Part, Step
+from target_service.step import Part, Step
 
 
 class TargetTrace:

@@ -14,7 +14,7 @@ from target_service.acceptance import accept
 from target_service.ends import cut_at_end
 
 if TYPE_CHECKING:
-    from target_service.engine import Part, Step
+    from target_service.step import Part, Step
 
 
 def judge(part: Part, drawn: Sequence[Draw], step_s: float, batch_size: int) -> target_pb2.Verdict:

@@ -73,7 +73,7 @@ def _scan_kernel(logits, row_stride, vocabulary_size, seeds, positions, temperat
 
 
 @triton.jit
-def _join_kernel(found, drawn, parts, PARTS: tl.constexpr):
+def _join_kernel(found, drawn, kept, parts, PARTS: tl.constexpr, KEEPS: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     part = tl.arange(0, PARTS)
     inside = part < parts
@@ -91,15 +91,36 @@ def _join_kernel(found, drawn, parts, PARTS: tl.constexpr):
     token = tl.where(wrong > 0, -1.0, winner)
     tl.store(drawn + row * 2, token)
     tl.store(drawn + row * 2 + 1, tl.exp(its_logit - total))
+    if KEEPS:
+        tl.store(kept + row, tl.maximum(token, 0.0).to(tl.int64))
+
+
+@triton.jit
+def _take_kernel(token_ids, kept, out):
+    row = tl.program_id(0)
+    token_id = tl.load(token_ids + row)
+    drawn = tl.load(kept - 1 - token_id, token_id < 0, other=0)
+    tl.store(out + row, tl.where(token_id < 0, drawn, token_id))
+
+
+def take_drawn(token_ids: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
+    """int64 [T]: the token ids, those below zero replaced by what `draw_rows` kept; see `drawn_by_row`."""
+    out = torch.empty_like(token_ids)
+    _take_kernel[(token_ids.shape[0],)](token_ids, kept, out, num_warps=1)
+    return out
 
 
 def draw_rows(
-    logits: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor, temperatures: torch.Tensor
+    logits: torch.Tensor,
+    seeds: torch.Tensor,
+    positions: torch.Tensor,
+    temperatures: torch.Tensor,
+    kept: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """logits [R, V] and for each row seed, position (int64, as unsigned) and temperature (any float type, 0: greedy).
 
     Returns float32 [R, 2]: the token id drawn, or -1 where the row holds NaN or +infinity, and the model's own
-    probability of it. Token ids up to 2^24 are exact.
+    probability of it. Token ids up to 2^24 are exact. `kept`, int64 [R or more], gets the tokens, too; 0 for -1.
     """
     rows, vocabulary_size = logits.shape
     parts = triton.cdiv(vocabulary_size, PART)
@@ -109,5 +130,8 @@ def draw_rows(
     _scan_kernel[(rows, parts)](
         logits, logits.stride(0), vocabulary_size, seeds, positions, temperatures, parts, found, PART, num_warps=8
     )
-    _join_kernel[(rows,)](found, drawn, parts, triton.next_power_of_2(parts), num_warps=1)
+    _join_kernel[(rows,)](
+        found, drawn, drawn if kept is None else kept, parts, triton.next_power_of_2(parts), kept is not None,
+        num_warps=1,
+    )  # fmt: skip
     return drawn

@@ -18,17 +18,18 @@ import torch
 from forerun.errors import Internal
 from forerun.logs import event
 from forerun.runtime.attention import attach_layers
-from forerun.runtime.draw_kernel import draw_rows
+from forerun.runtime.draw_kernel import draw_rows, take_drawn
 from forerun.runtime.model import LoadedModel
 from forerun.runtime.model_runner import ForwardSlice, ModelRunner
 from forerun.runtime.paged_kernel import Tiles
-from forerun.runtime.sampling import Draw, DrawRequest, draw, is_simple
-from forerun.runtime.step_inputs import Shape, StepInputs
-from forerun.runtime.step_shapes import Shapes
+from forerun.runtime.sampling import Draw, DrawRequest, draw, draws_of, is_bare, is_simple
+from forerun.runtime.step_inputs import StepInputs
+from forerun.runtime.step_shapes import Shape, Shapes
 from forerun.runtime.tiled_attention import TiledLayer, batch_of
 
 logger = logging.getLogger(__name__)
 
+KEPT_ROWS = 4096  # so many rows of a step are kept on the device for the next; larger steps are never followed so
 SPARE_TOKENS = 64  # of a table's width, so that a draft may end beyond what its sequence has blocks for
 
 Progress = Callable[[int, int], None]
@@ -54,10 +55,14 @@ class Captured:
 class GraphRunner(ModelRunner):
     """A loaded model on a GPU with its cache. Steps as they come until `capture` was called."""
 
+    overlaps = True
+
     def __init__(self, model: LoadedModel, block_count: int, block_size: int, shapes: Shapes) -> None:
         self._shapes = shapes
         self._steps: dict[Shape, Captured] = {}
         self._chains: dict[tuple[Shape, int], Captured] = {}
+        self._kept = torch.zeros(KEPT_ROWS, dtype=torch.int64, device=model.device)
+        self._landing = Landing(model.device)
         self._table_width = -(-(model.context_length + SPARE_TOKENS) // block_size)
         super().__init__(model, block_count, block_size)
 
@@ -89,12 +94,23 @@ class GraphRunner(ModelRunner):
         with self._on_device():
             return self._run(slices, ()).logits[:wanted].clone()
 
-    @torch.inference_mode()
     def draw(self, slices: Sequence[ForwardSlice], requests: Sequence[DrawRequest]) -> list[list[Draw]]:
+        return self.begin(slices, requests)()
+
+    @torch.inference_mode()
+    def begin(self, slices: Sequence[ForwardSlice], requests: Sequence[DrawRequest]) -> Callable[[], list[list[Draw]]]:
+        count = sum(request.row_count for request in requests)
         with self._on_device():
             outputs = self._run(slices, requests)
-            count = sum(request.row_count for request in requests)
-            return draw(outputs.logits[:count], requests, outputs.drawn[:count]) if count else []
+            if count and all(map(is_bare, requests)):
+                landed = self._landing.receive(outputs.drawn[:count])
+                return lambda: draws_of(landed(), requests)
+
+        def end() -> list[list[Draw]]:
+            with self._on_device():
+                return draw(outputs.logits[:count], requests, outputs.drawn[:count]) if count else []
+
+        return end
 
     def _run(self, slices: Sequence[ForwardSlice], requests: Sequence[DrawRequest]) -> Outputs:
         self._check(slices)
@@ -114,15 +130,18 @@ class GraphRunner(ModelRunner):
 
     def chain_for(self, slices: Sequence[ForwardSlice], steps: int) -> Captured | None:
         """The graph that a run of steps from these is."""
-        return self._chains.get((self._shapes.of_chain(slices), self._shapes.chain_steps(steps)))
+        shape = self._shapes.of_chain(slices)
+        return self._chains.get((shape, self._shapes.chain_steps(steps))) if shape is not None else None
 
     def _inputs(self, shape: Shape) -> StepInputs:
         return StepInputs(shape, self._table_width, self.block_size, self.block_count, self.model.device)
 
     def _compute(self, inputs: StepInputs) -> Outputs:
+        token_ids = take_drawn(inputs.token_ids, self._kept)
         with batch_of(inputs.tiles):
-            logits = self._logits(inputs.token_ids[None], inputs.positions[None], inputs.wanted)
-        return Outputs(logits, draw_rows(logits, inputs.seeds, inputs.draw_positions, inputs.temperatures))
+            logits = self._logits(token_ids[None], inputs.positions[None], inputs.wanted)
+        kept = self._kept if logits.shape[0] <= KEPT_ROWS else None
+        return Outputs(logits, draw_rows(logits, inputs.seeds, inputs.draw_positions, inputs.temperatures, kept))
 
     # A draft's steps
 
@@ -196,6 +215,35 @@ class GraphRunner(ModelRunner):
                 if progress:
                     progress(next(done), total)
         event(logger, "graphs_captured", graphs=total, seconds=round(time.perf_counter() - started, 1))
+
+
+class Landing:
+    """Where small results of steps arrive on the host: places for two, as one step may begin before the last's end."""
+
+    def __init__(self, device: torch.device) -> None:
+        on_gpu = device.type == "cuda"
+        self._places = [torch.empty(KEPT_ROWS, 2, pin_memory=on_gpu) for _ in range(2)]
+        self._events = [torch.cuda.Event() if on_gpu else None for _ in range(2)]  # type: ignore[no-untyped-call]
+        self._next = 0
+
+    def receive(self, drawn: torch.Tensor) -> Callable[[], list[list[float]]]:
+        """Copies `drawn` [N, 2] once it is computed; what it returns waits for that, and gives it."""
+        count = drawn.shape[0]
+        if count > KEPT_ROWS:
+            return drawn.tolist
+        place, copied = self._places[self._next][:count], self._events[self._next]
+        self._next = 1 - self._next
+        place.copy_(drawn, non_blocking=True)
+        if copied is not None:
+            copied.record()
+
+        def wait() -> list[list[float]]:
+            if copied is not None:
+                copied.synchronize()
+            rows: list[list[float]] = place.tolist()
+            return rows
+
+        return wait
 
 
 class Captures:

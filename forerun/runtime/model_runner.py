@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -25,7 +25,8 @@ CPU_MEMORY_SHARE = 0.25  # of the machine's memory; both services may share one 
 class ForwardSlice:
     """What one sequence brings to a forward.
 
-    token_ids      the new tokens, at positions start .. start + len(token_ids); at least one
+    token_ids      the new tokens, at positions start .. start + len(token_ids); at least one. Below zero: not known
+                   when the slice was made, see `drawn_by_row`
     start          how many tokens of the sequence are in the cache already
     block_table    cache blocks in token order, covering start + len(token_ids) tokens or more
     logits_count   how many of the last rows need logits; 0 for a chunk of a prompt that is not its last
@@ -35,6 +36,11 @@ class ForwardSlice:
     start: int
     block_table: tuple[int, ...]
     logits_count: int
+
+
+def drawn_by_row(row: int) -> int:
+    """Stands in a slice for the token that a row of draws of the step begun before this one gave; its own inverse."""
+    return -1 - row
 
 
 def kv_bytes_per_block(model: LoadedModel, block_size: int = 16) -> int:
@@ -68,11 +74,14 @@ def default_block_count(
 class ModelRunner:
     """A loaded model with its cache tensors."""
 
+    overlaps = False  # whether a step begun before the last one's end keeps the device busy
+
     def __init__(self, model: LoadedModel, block_count: int, block_size: int = 16) -> None:
         self.model = model
         self.block_count = block_count
         self.block_size = block_size
         self._module = model.module
+        self._drawn: list[int] = []  # by each row of the last step
         self._selects_rows = "logits_to_keep" in inspect.signature(self._module.forward).parameters
         self._attach()
 
@@ -89,6 +98,26 @@ class ModelRunner:
     def draw(self, slices: Sequence[ForwardSlice], requests: Sequence[DrawRequest]) -> list[list[Draw]]:
         """A forward, then the draws: `requests` are those of the slices that want logits, in order."""
         return draw(self.forward(slices), requests)
+
+    def begin(self, slices: Sequence[ForwardSlice], requests: Sequence[DrawRequest]) -> Callable[[], list[list[Draw]]]:
+        """`draw` in two halves: what it returns gives the draws. Steps end in the order in which they began.
+
+        At most one more may begin before the last one's end, and only if the requests of that one are all bare: see
+        `sampling.is_bare`. Its slices may hold tokens that are not drawn yet.
+        """
+
+        def end() -> list[list[Draw]]:
+            draws = self.draw([self._known(part) for part in slices], requests)
+            self._drawn = [drawn.token_id for rows in draws for drawn in rows]
+            return draws
+
+        return end
+
+    def _known(self, part: ForwardSlice) -> ForwardSlice:
+        if min(part.token_ids) >= 0:
+            return part
+        known = tuple(t if t >= 0 else self._drawn[drawn_by_row(t)] for t in part.token_ids)
+        return replace(part, token_ids=known)
 
     @torch.inference_mode()
     def forward(self, slices: Sequence[ForwardSlice]) -> torch.Tensor:

@@ -87,6 +87,11 @@ def is_simple(request: DrawRequest) -> bool:
     return _Row(request, request.first_position).simple
 
 
+def is_bare(request: DrawRequest) -> bool:
+    """Whether it is simple, and the token is all that is asked for."""
+    return is_simple(request) and request.params.logprobs is None
+
+
 @torch.inference_mode()
 def draw(logits: Tensor, requests: Sequence[DrawRequest], drawn: Tensor | None = None) -> list[list[Draw]]:
     """Draws one token for every row of `logits` [sum of row_count, V], any float type; one list for each request.
@@ -100,8 +105,8 @@ def draw(logits: Tensor, requests: Sequence[DrawRequest], drawn: Tensor | None =
     assert all(len(r.token_ids) >= r.first_position + r.row_count - 1 for r in requests), "history is too short"
     if not rows:
         return [[] for _ in requests]
-    if drawn is not None and all(row.simple and row.params.logprobs is None for row in rows):
-        return _drawn_already(drawn, rows, requests)
+    if drawn is not None and all(map(is_bare, requests)):
+        return draws_of(drawn.tolist(), requests)
     token_ids, scores = _choose(logits, rows, drawn)
     asking = [i for i, row in enumerate(rows) if row.params.logprobs is not None]
     parts = [token_ids.double(), scores.double()]
@@ -117,12 +122,19 @@ def draw(logits: Tensor, requests: Sequence[DrawRequest], drawn: Tensor | None =
     return [[next(draws) for _ in range(request.row_count)] for request in requests]
 
 
-def _drawn_already(drawn: Tensor, rows: Sequence[_Row], requests: Sequence[DrawRequest]) -> list[list[Draw]]:
-    """What `draw_rows` found, where that is all there is to find."""
-    found: list[int] = [int(token_id) for token_id, _ in drawn.tolist()]
-    _check([math.nan if token_id < 0 else 0.0 for token_id in found], rows)
-    draws = iter(found)
-    return [[Draw(next(draws)) for _ in range(request.row_count)] for request in requests]
+def draws_of(drawn: Sequence[Sequence[float]], requests: Sequence[DrawRequest]) -> list[list[Draw]]:
+    """From what `draw_rows` drew [N, 2], for requests that are all bare. Raises Internal as `draw` does."""
+    found = iter(drawn)
+    made = []
+    for request in requests:
+        draws = []
+        for i in range(request.row_count):
+            token_id = int(next(found)[0])
+            if token_id < 0:
+                raise Internal(_no_numbers(request.first_position + i))
+            draws.append(Draw(token_id))
+        made.append(draws)
+    return made
 
 
 def _choose(logits: Tensor, rows: Sequence[_Row], drawn: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -290,7 +302,11 @@ def _check(scores: Sequence[float], rows: Sequence[_Row]) -> None:
     """NaN wins every argmax and +infinity every other, so looking at the winners is enough."""
     for score, row in zip(scores, rows, strict=True):
         if not score < math.inf:
-            raise Internal(f"the model's logits for position {row.position} hold NaN or infinity; nothing was drawn")
+            raise Internal(_no_numbers(row.position))
+
+
+def _no_numbers(position: int) -> str:
+    return f"the model's logits for position {position} hold NaN or infinity; nothing was drawn"
 
 
 def _tensor(values: Sequence[object], like: Tensor) -> Tensor:

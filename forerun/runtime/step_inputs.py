@@ -7,7 +7,6 @@ block, and tiles of no rows. So a captured graph, whose shapes and addresses are
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -15,24 +14,9 @@ import torch
 from forerun.runtime.model_runner import ForwardSlice
 from forerun.runtime.paged_kernel import Tiles
 from forerun.runtime.sampling import DrawRequest
+from forerun.runtime.step_shapes import Shape
 
 SIGNED = 1 << 63
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """Room for a batch.
-
-    rows, tiles, sequences   how many; see `paged_kernel.Tiles`
-    drawn                    rows whose logits are wanted
-    rows_per_tile            a power of two
-    """
-
-    rows: int
-    tiles: int
-    sequences: int
-    drawn: int
-    rows_per_tile: int
 
 
 class StepInputs:

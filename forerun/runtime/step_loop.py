@@ -1,7 +1,8 @@
 """Drives an engine: plans a step on the event loop, runs it on one worker thread, hands the outcome back.
 
-The engine's bookkeeping never leaves the event loop and the models never leave the worker, so neither needs a lock.
-What a step is and what it computes are the engine's and the executor's business.
+Where the engine knows the next step before the outcome of the one that runs, that one is begun behind it, so a device
+does not wait for the host. The engine's bookkeeping never leaves the event loop and the models never leave the worker,
+so neither needs a lock. What a step is and what it computes are the engine's and the executor's business.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 StepT = TypeVar("StepT")
@@ -27,6 +29,9 @@ class Engine(Protocol[StepT, OutcomeT_contra]):
     def plan(self, now: float) -> StepT | float | None:
         """The next step; or the time to ask again; or None to be asked after the next entry."""
 
+    def plan_ahead(self, step: StepT, now: float) -> StepT | None:
+        """The step after one that runs, where that is known without its outcome."""
+
     def complete(self, step: StepT, outcome: OutcomeT_contra, now: float) -> None:
         """Takes the outcome of a step."""
 
@@ -34,12 +39,29 @@ class Engine(Protocol[StepT, OutcomeT_contra]):
         """Takes the failure of a step."""
 
 
-class StepLoop(Generic[StepT, OutcomeT]):
-    """Runs `execute` on planned steps, one at a time, for as long as `run` is awaited."""
+@dataclass(frozen=True, slots=True)
+class Begun(Generic[StepT, OutcomeT]):
+    """A step that was given to the worker."""
 
-    def __init__(self, engine: Engine[StepT, OutcomeT], execute: Callable[[StepT], OutcomeT], name: str) -> None:
+    step: StepT
+    begun: Future[Callable[[], OutcomeT]]
+
+    def end(self) -> OutcomeT:
+        """Waits for the outcome; on the worker, which has begun it by then."""
+        return self.begun.result()()
+
+
+class StepLoop(Generic[StepT, OutcomeT]):
+    """Runs planned steps, one after the other, for as long as `run` is awaited.
+
+    `begin` starts one; what it returns waits for the outcome. Both are called on the worker, in the steps' order.
+    """
+
+    def __init__(
+        self, engine: Engine[StepT, OutcomeT], begin: Callable[[StepT], Callable[[], OutcomeT]], name: str
+    ) -> None:
         self._engine = engine
-        self._execute = execute
+        self._begin = begin
         self._wake = asyncio.Event()
         self._worker = ThreadPoolExecutor(1, thread_name_prefix=name)
 
@@ -62,23 +84,35 @@ class StepLoop(Generic[StepT, OutcomeT]):
 
     async def run(self) -> None:
         """Never returns; cancel it to stop. A running step is waited for."""
-        loop = asyncio.get_running_loop()
+        running: Begun[StepT, OutcomeT] | None = None
         try:
             while True:
-                self._wake.clear()
-                planned = self._engine.plan(time.monotonic())
-                if planned is None or isinstance(planned, float):
-                    await self._sleep(planned)
-                    continue
-                try:
-                    outcome = await loop.run_in_executor(self._worker, self._execute, planned)
-                except Exception as error:
-                    logger.exception("a step failed")
-                    self._engine.fail(planned, error, time.monotonic())
-                else:
-                    self._engine.complete(planned, outcome, time.monotonic())
+                if running is None:
+                    self._wake.clear()
+                    planned = self._engine.plan(time.monotonic())
+                    if planned is None or isinstance(planned, float):
+                        await self._sleep(planned)
+                        continue
+                    running = self._submit(planned)
+                ahead = self._engine.plan_ahead(running.step, time.monotonic())
+                following = None if ahead is None else self._submit(ahead)
+                await self._finish(running)
+                running = following
         finally:
             self._worker.shutdown(wait=True)
+
+    def _submit(self, step: StepT) -> Begun[StepT, OutcomeT]:
+        return Begun(step, self._worker.submit(self._begin, step))
+
+    async def _finish(self, begun: Begun[StepT, OutcomeT]) -> None:
+        """Waits for the outcome of a step and hands it back."""
+        try:
+            outcome = await asyncio.get_running_loop().run_in_executor(self._worker, begun.end)
+        except Exception as error:
+            logger.exception("a step failed")
+            self._engine.fail(begun.step, error, time.monotonic())
+        else:
+            self._engine.complete(begun.step, outcome, time.monotonic())
 
     async def _sleep(self, until: float | None) -> None:
         if until is None:

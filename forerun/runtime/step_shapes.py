@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from forerun.runtime.model_runner import ForwardSlice
-from forerun.runtime.step_inputs import Shape
 
 VERIFYING = 8  # new tokens of a sequence up to which it counts as decoding or verifying
 MAX_VERIFYING = 64  # sequences, above which only plain decoding is captured: speculation does not pay there
@@ -15,6 +15,22 @@ PREFILL_SEQUENCES = 64
 PREFILL_DRAWN = 256  # rows with logits in a step with prompts: their last ones, and those of sequences that verify
 CHAIN_STEPS = (2, 4, 6, 8)
 EXACT_ROWS = 128  # of the one shape where every step must be computed alike
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Room for a batch.
+
+    rows, tiles, sequences   how many; see `paged_kernel.Tiles`
+    drawn                    rows whose logits are wanted
+    rows_per_tile            a power of two
+    """
+
+    rows: int
+    tiles: int
+    sequences: int
+    drawn: int
+    rows_per_tile: int
 
 
 class Shapes:
@@ -64,10 +80,12 @@ class Shapes:
         fits = sequences <= shape.sequences and wanted <= shape.drawn and tiles <= shape.tiles
         return shape if fits else self.exact(slices)
 
-    def of_chain(self, slices: Sequence[ForwardSlice]) -> Shape:
-        """The shape that a run of steps from these begins with, whether or not it is captured."""
+    def of_chain(self, slices: Sequence[ForwardSlice]) -> Shape | None:
+        """The shape that a run of steps from these begins with, whether or not it is captured. None with a prompt."""
         batch = 1 << (len(slices) - 1).bit_length()
         counts = [len(part.token_ids) for part in slices]
+        if max(counts) > VERIFYING:
+            return None
         return self._chain(batch, max(-(-sum(counts) // batch), min(max(counts), 2)))
 
     def exact(self, slices: Sequence[ForwardSlice]) -> Shape:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from forerun.errors import Internal
+from forerun.runtime.model_runner import drawn_by_row
 from forerun.runtime.noise import gumbel_noise
 from forerun.runtime.sampling import Draw, DrawRequest, draw
 from forerun.sampling_params import SamplingParams
@@ -101,3 +102,17 @@ def test_rows_that_are_not_simple_are_drawn_beside_those_that_are() -> None:
     requests = [DrawRequest(p, [1, 2, 3, 4], 2, 4, 1) for p in params]
     with_kernel: list[list[Draw]] = draw(logits, requests, drawn_by_kernel(logits, requests))
     assert with_kernel == draw(logits, requests)
+
+
+def test_a_next_step_finds_what_was_drawn_without_the_host() -> None:
+    from forerun.runtime.draw_kernel import draw_rows, take_drawn
+
+    logits = torch.zeros(3, 5000, device=DEVICE)
+    logits[0, 77] = logits[1, 4999] = 1.0
+    logits[2, 5] = math.nan
+    nothing = torch.zeros(3, dtype=torch.int64, device=DEVICE)
+    kept = torch.full((8,), 9, device=DEVICE)
+    draw_rows(logits, nothing, nothing, nothing.double(), kept)
+    assert kept.tolist() == [77, 4999, 0, 9, 9, 9, 9, 9], "what is no number must still be a token"
+    fed = torch.tensor([drawn_by_row(1), 3, drawn_by_row(0), 0, drawn_by_row(7)], device=DEVICE)
+    assert take_drawn(fed, kept).tolist() == [4999, 3, 77, 0, 9]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,10 @@ from forerun.runtime.compiled import compile_layers
 from forerun.runtime.fused import fuse
 from forerun.runtime.kv_cache import KvCache
 from forerun.runtime.model import load_model
-from forerun.runtime.model_runner import ForwardSlice
-from forerun.runtime.sampling import DrawRequest, draw, is_simple
+from forerun.runtime.model_runner import ForwardSlice, drawn_by_row
+from forerun.runtime.sampling import Draw, DrawRequest, draw, is_simple
 from forerun.runtime.sequence import Sequence as TokenSequence
+from forerun.runtime.step_shapes import VERIFYING
 from forerun.sampling_params import SamplingParams
 from tests.gpu.device import DEVICE, HAS_GPU, needs_gpu, needs_kernels
 from tests.models import ARCHITECTURES, make_tiny_model
@@ -140,6 +142,9 @@ def test_a_run_of_steps_says_when_it_cannot(tmp_path: Path) -> None:
     narrowed = DrawRequest(SamplingParams(0.8, top_p=0.9), sequence.token_ids, 1, 20, 1)
     assert rig.runner.chain([last], [narrowed], [4]) is None, "nor can a graph narrow the vocabulary"
     assert rig.runner.chain([last], [request], [4]) is not None
+    most = VERIFYING + 1
+    longest = ForwardSlice(whole.token_ids[-most:], 20 - most, whole.block_table, 1)
+    assert rig.runner.chain([longest] + [last] * 7, [request] * 8, [4] * 8) is None, "too much for one tile"
 
 
 @needs_gpu
@@ -165,3 +170,30 @@ def test_deterministic_steps_do_not_depend_on_their_company(tmp_path: Path, dtyp
     alone = logits_at([60, 89], 0)
     for cuts, company in (([89], 3), ([30, 60], 7), ([85], 1), ([16, 17, 89], 2)):
         assert torch.equal(logits_at(cuts, company), alone), (cuts, company)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_step_begun_behind_another_takes_what_that_one_draws(tmp_path: Path, mode: str) -> None:
+    rig = Rig(tmp_path, "llama", mode)
+    made = [TokenSequence(tokens(random.Random(i), 9 + 7 * i)) for i in range(3)]
+    steps: list[list[list[Draw]]] = []
+    ends: list[Callable[[], list[list[Draw]]]] = []
+    for step in range(5):
+        slices = []
+        for row, sequence in enumerate(made):
+            if step:
+                sequence.append([0])  # not known yet
+            part = rig.slice(sequence, sequence.pending_length, 1)
+            slices.append(replace(part, token_ids=(drawn_by_row(row),)) if step else part)
+        requests = [DrawRequest(p, s.token_ids, 1, len(s), 1) for p, s in zip(PARAMS, made, strict=True)]
+        ends.append(rig.runner.begin(slices, requests))
+        if len(ends) == 2:
+            steps.append(ends.pop(0)())
+    steps.append(ends.pop()())
+    for number, (sequence, params) in enumerate(zip(made, PARAMS, strict=True)):
+        sequence.truncate(9 + 7 * number)
+        for drawn in steps:
+            logits = rig.expected(sequence.token_ids)[-1:]
+            expected = draw(logits, [DrawRequest(params, sequence.token_ids, 1, len(sequence), 1)])[0]
+            assert drawn[number] == expected
+            sequence.append([expected[0].token_id])

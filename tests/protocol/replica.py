@@ -25,6 +25,7 @@ class Machine:
     execute: Callable[[Any], Any]
     step_ms: tuple[float, float]
     busy: bool = False
+    ahead: Any = None  # the step that is begun behind the one that runs
     ticket: int = 0  # only the latest wake-up counts
     failing: bool = False  # the next step raises
     streams: list[Stream[Any, Any]] = field(default_factory=list)
@@ -133,7 +134,12 @@ class Replica:
             ticket = machine.ticket
             self._clock.at(max(planned, self._clock.now + 1e-6), lambda: self._expire(machine, ticket))
             return
+        self._begin(machine, planned)
+
+    def _begin(self, machine: Machine, planned: Any) -> None:
         machine.busy = True
+        machine.ahead = machine.engine.plan_ahead(planned, self._clock.now)
+        self._check(machine)
         done = self._clock.now + self._random.uniform(*machine.step_ms) / 1000
         if done < self._hung_until:
             done = self._hung_until
@@ -146,11 +152,15 @@ class Replica:
     def _finish(self, machine: Machine, step: Any) -> None:
         if machine is not self.machine:
             return
-        machine.busy = False
+        machine.busy, ahead = False, machine.ahead
+        outcome = machine.execute(step)
         if machine.failing:
             machine.failing = False
             machine.engine.fail(step, RuntimeError("scripted"), self._clock.now)
         else:
-            machine.engine.complete(step, machine.execute(step), self._clock.now)
+            machine.engine.complete(step, outcome, self._clock.now)
         self._check(machine)
-        self._wake(machine)
+        if ahead is not None:
+            self._begin(machine, ahead)
+        else:
+            self._wake(machine)

@@ -79,6 +79,7 @@ class Scenario:
     draft_context_length: int = 96
     max_sessions: int = 8
     draft_max_sessions: int = 8
+    overlaps: bool = False  # the target begins a step before the last one's end
     reuse: bool = False  # prompts begin alike, and caches make use of it
 
     @property
@@ -170,6 +171,7 @@ def scenarios(
         draft_context_length=st.sampled_from([96, 96, 96, 25]),
         max_sessions=st.sampled_from([8, 2]),
         draft_max_sessions=st.sampled_from([8, 8, 8, 1]),
+        overlaps=st.booleans(),
         reuse=st.booleans(),
     )
 
@@ -189,5 +191,6 @@ def passing_storms() -> st.SearchStrategy[Scenario]:
         faults=faults(tuple(kind for kind in TAME_FAULTS if kind != "draft length")),
         draft_ms=st.sampled_from([(1.0, 1.0), (0.1, 3.0)]),
         patience=st.sampled_from(["real", "endless"]),
+        overlaps=st.booleans(),
         reuse=st.booleans(),
     )

@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from draft_service.drafters.drafter import Proposal, Want
 from draft_service.drafters.draws import Drawn, Draws
 from draft_service.drafters.model import ModelDrafter
 from forerun.runtime.kv_cache import KvCache
-from forerun.runtime.model_runner import ForwardSlice
+from forerun.runtime.model_runner import ForwardSlice, drawn_by_row
 from forerun.runtime.sampling import Draw, DrawRequest
 from forerun.runtime.sequence import Sequence as TokenSequence
 from forerun.sampling_params import SamplingParams
 from forerun.v1 import draft_pb2, types_pb2
-from target_service.engine import Step
+from target_service.step import Step
 
 END, STOP = 0, 1  # the model's end token; a token that some sessions stop at. Both are rare.
 
@@ -79,16 +79,22 @@ class ScriptedTarget:
     def __init__(self, script: Script, block_size: int) -> None:
         self._script = script
         self._pool = Pool(block_size)
+        self._drawn: list[int] = []  # by the rows of the last step
 
     def execute(self, step: Step) -> list[list[Draw]]:
-        """The draws for each part that draws."""
+        """The draws for each part that draws. Steps come in the order in which a device would compute them."""
         draws = []
         for part in step.parts:
-            history = self._pool.forward(part.forward)
-            request = part.draw
+            forward, request = part.forward, part.draw
+            ahead = forward.token_ids[0] < 0
+            if ahead:
+                forward = replace(forward, token_ids=(self._drawn[drawn_by_row(forward.token_ids[0])],))
+            history = self._pool.forward(forward)
             if request is None:
                 continue
-            assert history == list(request.token_ids), "the cache holds other tokens than the sequence"
+            told = list(request.token_ids[:-1]) if ahead else list(request.token_ids)
+            assert history[: len(told)] == told, "the cache holds other tokens than the sequence"
+            assert len(history) == len(request.token_ids), "the draw is not after what was fed"
             rows = range(request.first_position, request.first_position + request.row_count)
             draws.append(
                 [
@@ -96,6 +102,7 @@ class ScriptedTarget:
                     for position in rows
                 ]
             )
+        self._drawn = [draw.token_id for rows in draws for draw in rows]
         return draws
 
 
@@ -199,6 +206,9 @@ class MaliciousDraft:
 
     def plan(self, now: float) -> None:
         """It does not work."""
+
+    def plan_ahead(self, step: Any, now: float) -> None:
+        """Nor ahead."""
 
     def handle(self, stream: Any, entry: draft_pb2.DraftRequestEntry, now: float) -> None:
         self._ids = [*self._ids[-3:], entry.session_id]

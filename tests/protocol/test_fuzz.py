@@ -21,10 +21,10 @@ from forerun.sampling_params import SamplingParams
 from forerun.v1 import draft_pb2, target_pb2, types_pb2
 from gateway.round import Round
 from gateway.session import Session, SpeculationSettings
-from target_service.engine import Step as TargetStep
 from target_service.engine import TargetEngine, TargetLimits
 from target_service.patience import Patience
 from target_service.scheduler import Scheduler
+from target_service.step import Step as TargetStep
 from tests.protocol.scripts import END, GUESSES, Script, ScriptedDrafter, ScriptedTarget
 from tests.protocol.world import NoTrace
 
@@ -120,22 +120,25 @@ def drive(engine: Any, execute: Any, step_kind: Any, script: list[Any]) -> None:
     """Feeds entries, and steps where the script says True; an open step ends at the next True."""
     stream: Stream[Any, Any] = Stream("fuzz", lambda: None)
     engine.sessions.connect(stream)
-    now, running = 1.0, None
+    now, running, ahead = 1.0, None, None
     for item in script:
         now += 0.01
         if item is not True:
             engine.handle(stream, item, now)
         elif running is not None:
             engine.complete(running, execute(running), now)
-            running = None
+            running = ahead
         else:
             planned = engine.plan(now)
             running = planned if isinstance(planned, step_kind) else None
+        if item is True:
+            ahead = engine.plan_ahead(running, now) if running is not None else None
         for entry in stream.take():
             entry.SerializeToString()
     engine.sessions.disconnect(stream)
-    if running is not None:
-        engine.complete(running, execute(running), now)
+    for step in (running, ahead):
+        if step is not None:
+            engine.complete(step, execute(step), now)
     stats = engine.read_stats()
     assert (stats.open_sessions, stats.used_blocks) == (0, 0)
 
@@ -149,14 +152,15 @@ def test_no_entry_confuses_a_draft(script: list[Any]) -> None:
 
 
 @FUZZ
-@given(st.lists(target_entries | st.just(True), max_size=25))
-def test_no_entry_confuses_a_target(script: list[Any]) -> None:
+@given(st.lists(target_entries | st.just(True), max_size=25), st.booleans())
+def test_no_entry_confuses_a_target(script: list[Any], overlaps: bool) -> None:
     model = ScriptedTarget(SCRIPT, BLOCK_SIZE)
     engine = TargetEngine(
         TargetLimits(VOCABULARY, 20, (END,), 2),
         KvCache(12, BLOCK_SIZE, reuse=True),
         Scheduler(Patience(0.0), 8),
         NoTrace(),
+        overlaps,
     )
     drive(engine, model.execute, TargetStep, script)
 

@@ -116,7 +116,7 @@ class World:
         def start() -> Machine:
             cache = KvCache(blocks, scenario.block_size, scenario.reuse)
             scheduler = Scheduler(patience[scenario.patience](), scenario.max_batch_tokens)
-            engine = TargetEngine(limits, cache, scheduler, NoTrace())
+            engine = TargetEngine(limits, cache, scheduler, NoTrace(), scenario.overlaps)
             model = ScriptedTarget(self._script, scenario.block_size)
             return Machine(engine, model.execute, scenario.target_ms)
 

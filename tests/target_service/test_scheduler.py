@@ -11,7 +11,7 @@ from forerun.runtime.sequence import Sequence
 from forerun.runtime.stream import Stream
 from forerun.sampling_params import SamplingParams
 from target_service.patience import Patience
-from target_service.scheduler import GATHER_SHARE, Scheduler, Share
+from target_service.scheduler import GATHER_SHARE, GATHER_SLACK, Scheduler, Share
 from target_service.session import TargetSession
 
 ARRIVALS = itertools.count()
@@ -23,7 +23,7 @@ def make_session(
     draft_length: int = 3,
     held: int = 0,
     exhausted: bool = False,
-    **changes: int,
+    **changes: float,
 ) -> TargetSession:
     """A session with `held` candidates; by default only its last token is not computed yet."""
     sequence = Sequence(range(length))
@@ -101,6 +101,24 @@ def test_ready_sessions_wait_for_others_only_a_small_part_of_a_step() -> None:
     both = [make_session(held=3), make_session()]
     assert policy.choose(both, 0.0) == pytest.approx(GATHER_SHARE * 0.5)
     assert len(shares(policy.choose(both, 0.06))) == 1
+
+
+def test_groups_that_come_apart_are_joined_where_candidates_take_less_than_a_step() -> None:
+    policy = scheduler(patience_s=1.0)
+    policy.record_step([], 0.5)
+    policy.patience.record_arrival(0.2)
+    first, second = make_session(held=3, ready_noted=True), make_session(idle_since=0.1)
+    assert policy.choose([first, second], 0.15) == pytest.approx(0.1 + GATHER_SLACK * 0.2)
+    assert [share.session for share in shares(policy.choose([first, second], 0.4))] == [first]
+
+
+@pytest.mark.parametrize(("latency", "draft_length"), [(0.6, 3), (0.2, 0)], ids=["late candidates", "a plain session"])
+def test_nobody_waits_long_for_others_where_it_does_not_pay(latency: float, draft_length: int) -> None:
+    policy = scheduler(patience_s=9.0)
+    policy.record_step([], 0.5)
+    policy.patience.record_arrival(latency)
+    ready = make_session(held=draft_length, draft_length=draft_length, ready_noted=True)
+    assert policy.choose([ready, make_session(idle_since=0.1)], 0.15) == pytest.approx(0.15 + GATHER_SHARE * 0.5)
 
 
 def test_decoding_goes_before_prefill_and_prefill_takes_what_is_left_in_chunks() -> None:

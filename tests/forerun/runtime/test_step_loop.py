@@ -32,6 +32,9 @@ class Steps:
         self.done.set()
         return None
 
+    def plan_ahead(self, step: str, now: float) -> str | None:
+        return None
+
     def complete(self, step: str, outcome: int, now: float) -> None:
         self.completed.append(outcome)
 
@@ -42,7 +45,7 @@ class Steps:
 def test_a_step_that_raises_is_handed_back_as_failed_and_the_next_ones_run() -> None:
     async def run() -> Steps:
         steps = Steps(5)
-        loop = StepLoop(steps, lambda step: 6 // (int(step) - 2), "steps")
+        loop = StepLoop(steps, lambda step: lambda: 6 // (int(step) - 2), "steps")
         running = asyncio.create_task(loop.run())
         await asyncio.wait_for(steps.done.wait(), WAIT_S)
         running.cancel()
