@@ -30,6 +30,7 @@ from forerun.runtime.step_loop import StepLoop
 from forerun.telemetry import Tracing
 from forerun.v1 import draft_pb2_grpc, types_pb2
 
+MIN_CONFIDENCE = 0.5  # measured: docs/performance.md
 NGRAM = "ngram"
 NGRAM_FIRST = "ngram+"  # before a model's name: look for a match first
 SHIPPED = Path(__file__).parent / "models"  # drafts that come with forerun, by name
@@ -98,12 +99,20 @@ def _model(config: DraftConfig, name: str, cache: Path) -> Source:
     head = lighten(model, config, info.vocabulary_size)
     kv_cache = KvCache(runner.block_count, runner.block_size, choose_reuse(config.prefix_reuse, model.device))
     warm_up(config, runner)
-    draws = Draws(runner, head, runner if head is None and isinstance(runner, Chain) else None)
+    chain = runner if head is None and isinstance(runner, Chain) else None
+    draws = Draws(runner, head, chain)
     drafter = ModelDrafter(draws, kv_cache, ends, config.max_batch_tokens)
     limits = DraftLimits(
-        model.vocabulary_size, context_length, ends, config.max_sessions, min_confidence=config.min_confidence
+        model.vocabulary_size, context_length, ends, config.max_sessions, _min_confidence(config, chain is not None)
     )
     return Source(drafter, limits, info)
+
+
+def _min_confidence(config: DraftConfig, at_once: bool) -> float:
+    """A token less saves a step where each is a step, and nothing where the whole draft is computed at once."""
+    if config.min_confidence >= 0:
+        return config.min_confidence
+    return 0.0 if at_once else MIN_CONFIDENCE
 
 
 def assemble(source: Source, tracing: Tracing) -> Draft:

@@ -126,7 +126,10 @@ class DraftConfig:
         choices=("auto", "whole"),
     )
     min_confidence: float = setting(
-        0.5, "a draft ends where the chance that all of it holds falls below this; 0 never", low=0, high=1
+        -1.0,
+        "a draft ends where the chance that all of it holds falls below this; 0 never, -1 chooses: 0.5, or 0 on a GPU",
+        low=-1,
+        high=1,
     )
     grace_s: float = setting(10.0, "seconds that open streams may go on after a stop signal", low=0)
 

@@ -25,6 +25,8 @@ from gateway.round import Round, SpeculationTally
 from gateway.session import Session
 from gateway.tokenizer import Tokenizer
 
+GIVE_WAY_S = 0.004  # for so long the client's messages wait until the services have theirs
+
 _NUMBERS = itertools.count(1)
 
 
@@ -54,6 +56,7 @@ class Generation:
         self._first_token_at = 0.0
         self._queue: deque[tuple[Round, target_pb2.Verdict]] = deque()
         self._news = asyncio.Event()
+        self._giving_way: asyncio.TimerHandle | None = None
         self._error: ForerunError | None = None
         self._output = Output(
             tokenizer, prepared.stops, include_stop=prepared.include_stop, min_tokens=prepared.params.min_tokens
@@ -78,7 +81,10 @@ class Generation:
 
     def on_round(self, session: Session, finished: Round, verdict: target_pb2.Verdict) -> None:
         self._queue.append((finished, verdict))
-        self._news.set()
+        if session.awaits_candidates and self._first_token_at:
+            self._give_way()
+        else:
+            self._news.set()
         self._dispatcher.on_round(session, finished)
         if self._trace.traceparent:
             self._trace.round(
@@ -88,6 +94,19 @@ class Generation:
                 finished.ended_unix_ns,
                 span_attributes.verdict_attributes(verdict),
             )
+
+    def on_candidates(self, session: Session) -> None:
+        if self._queue:
+            self._news.set()
+
+    def _give_way(self) -> None:
+        """Writes to the client once the candidates are on their way to the target, which then is busy; or in a while.
+
+        Many clients' messages take longer to write than a draft; written before it, they would keep the target waiting.
+        """
+        if self._giving_way is not None:
+            self._giving_way.cancel()
+        self._giving_way = asyncio.get_running_loop().call_later(GIVE_WAY_S, self._news.set)
 
     def on_failure(self, session: Session, error: ForerunError) -> None:
         self._error = error

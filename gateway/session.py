@@ -42,6 +42,9 @@ class Listener(Protocol):
     def on_round(self, session: Session, finished: Round, verdict: target_pb2.Verdict) -> None:
         """Tokens were committed."""
 
+    def on_candidates(self, session: Session) -> None:
+        """The draft answered."""
+
     def on_failure(self, session: Session, error: ForerunError) -> None:
         """No target will go on with the session."""
 
@@ -114,6 +117,11 @@ class Session:
     def awaits_verdict(self) -> bool:
         """Whether the target has leave to commit more."""
         return not self.finished and self.target.attached and self.commit_limit > self.committed_length
+
+    @property
+    def awaits_candidates(self) -> bool:
+        """Whether the draft owes candidates for the next round."""
+        return not self.finished and self.expected_draft_length > 0 and not self.candidates.token_ids
 
     def time_to_live_ms(self) -> int:
         """What is left of the client's deadline, for the services to let go by themselves; 0 without one."""
@@ -201,6 +209,7 @@ class Session:
         self._draft_ns = min(self._draft_ns + candidates.draft_ns, MAX_DRAFT_NS)
         held, epoch, start = self.candidates, candidates.epoch, candidates.start_position
         taken = held.offer(epoch, start, token_ids, candidates.exhausted, self.token_ids)
+        self._listener.on_candidates(self)
         if held.leaves_gap(epoch, start, self.committed_length):
             held.refute()  # what is missing is not said again under this epoch
         return taken

@@ -14,6 +14,7 @@ PREFILL_ROWS = (64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
 PREFILL_SEQUENCES = 64
 PREFILL_DRAWN = 256  # rows with logits in a step with prompts: their last ones, and those of sequences that verify
 CHAIN_STEPS = (2, 4, 6, 8)
+CHAIN_ROWS = (1, 2, VERIFYING)  # a sequence, on average: the last ones after n-gram matches that held are many
 EXACT_ROWS = 128  # of the one shape where every step must be computed alike
 
 
@@ -58,7 +59,7 @@ class Shapes:
     @property
     def chained(self) -> list[Shape]:
         """The shapes that a draft's runs of steps begin with."""
-        return [self._chain(batch, each) for batch in self._batches if batch <= MAX_VERIFYING for each in (1, 2)]
+        return [self._chain(batch, each) for batch in self._batches if batch <= MAX_VERIFYING for each in CHAIN_ROWS]
 
     def chain_steps(self, steps: int) -> int:
         """How many steps a run of graphs has that is to draw `steps` tokens."""
@@ -86,7 +87,8 @@ class Shapes:
         counts = [len(part.token_ids) for part in slices]
         if max(counts) > VERIFYING:
             return None
-        return self._chain(batch, max(-(-sum(counts) // batch), min(max(counts), 2)))
+        each = max(-(-sum(counts) // batch), min(max(counts), 2))
+        return self._chain(batch, next(room for room in CHAIN_ROWS if room >= each))
 
     def exact(self, slices: Sequence[ForwardSlice]) -> Shape:
         """Just the room that the batch needs."""

@@ -22,6 +22,8 @@ class Ear:
     def on_round(self, session: Session, finished: Round, verdict: target_pb2.Verdict) -> None:
         self.rounds.append(finished)
 
+    def on_candidates(self, session: Session) -> None: ...
+
     def on_failure(self, session: Session, error: ForerunError) -> None:
         self.errors.append(error)
 

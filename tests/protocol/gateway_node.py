@@ -255,6 +255,8 @@ class Client:
         read = len(tokens)
         self.node.clock.after(self.plan.read_ms / 1000, lambda: self._read(read))
 
+    def on_candidates(self, session: Session) -> None: ...
+
     def on_failure(self, session: Session, error: ForerunError) -> None:
         self.error = error
 
