@@ -16,6 +16,7 @@ from forerun.config import GatewayConfig
 from forerun.errors import Overloaded, Unavailable
 from forerun.v1 import target_pb2, types_pb2
 from gateway.draft_lengths import DraftLengths
+from gateway.give_way import GiveWay
 from gateway.link import DraftLink, Link, TargetLink, hello
 from gateway.pairing import draft_refusal, protocol_refusal, target_refusal
 from gateway.round import Round
@@ -42,6 +43,7 @@ class Dispatcher:
         self.sessions: dict[int, Session] = {}
         self._waiting: dict[int, float] = {}  # sessions without a target, and since when
         self._changed = asyncio.Event()
+        self.give_way = GiveWay()
         self._draft_lengths = DraftLengths(config)
         self._prompts: set[int] = set()  # sessions without a verdict yet
         self._last_prompt_unix_ns = 0  # when one of them had its first

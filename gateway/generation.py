@@ -25,8 +25,6 @@ from gateway.round import Round, SpeculationTally
 from gateway.session import Session
 from gateway.tokenizer import Tokenizer
 
-GIVE_WAY_S = 0.004  # for so long the client's messages wait until the services have theirs
-
 _NUMBERS = itertools.count(1)
 
 
@@ -56,7 +54,6 @@ class Generation:
         self._first_token_at = 0.0
         self._queue: deque[tuple[Round, target_pb2.Verdict]] = deque()
         self._news = asyncio.Event()
-        self._giving_way: asyncio.TimerHandle | None = None
         self._error: ForerunError | None = None
         self._output = Output(
             tokenizer, prepared.stops, include_stop=prepared.include_stop, min_tokens=prepared.params.min_tokens
@@ -82,7 +79,7 @@ class Generation:
     def on_round(self, session: Session, finished: Round, verdict: target_pb2.Verdict) -> None:
         self._queue.append((finished, verdict))
         if session.awaits_candidates and self._first_token_at:
-            self._give_way()
+            self._dispatcher.give_way.hold(self._news)
         else:
             self._news.set()
         self._dispatcher.on_round(session, finished)
@@ -96,17 +93,7 @@ class Generation:
             )
 
     def on_candidates(self, session: Session) -> None:
-        if self._queue:
-            self._news.set()
-
-    def _give_way(self) -> None:
-        """Writes to the client once the candidates are on their way to the target, which then is busy; or in a while.
-
-        Many clients' messages take longer to write than a draft; written before it, they would keep the target waiting.
-        """
-        if self._giving_way is not None:
-            self._giving_way.cancel()
-        self._giving_way = asyncio.get_running_loop().call_later(GIVE_WAY_S, self._news.set)
+        self._dispatcher.give_way.release(self._news)
 
     def on_failure(self, session: Session, error: ForerunError) -> None:
         self._error = error
@@ -166,17 +153,22 @@ class Generation:
 
     async def _wait(self) -> None:
         """Until there is something to send. Raises DeadlineExceeded, or what made the session fail."""
-        remaining = None if self.session.deadline is None else max(0.0, self.session.deadline - time.monotonic())
-        try:
-            async with asyncio.timeout(remaining):
-                while not self._queue and self._error is None:
-                    self._news.clear()
-                    await self._news.wait()
-                    await asyncio.sleep(0)  # the services hear of it first: they work while the client reads
-        except TimeoutError:
-            raise DeadlineExceeded("the deadline passed before the answer was complete") from None
+        if self.session.deadline is None:
+            await self._wait_for_news()
+        else:
+            try:
+                async with asyncio.timeout(max(0.0, self.session.deadline - time.monotonic())):
+                    await self._wait_for_news()
+            except TimeoutError:
+                raise DeadlineExceeded("the deadline passed before the answer was complete") from None
         if not self._queue and self._error is not None:
             raise self._error
+
+    async def _wait_for_news(self) -> None:
+        while not self._queue and self._error is None:
+            self._news.clear()
+            await self._news.wait()
+            await asyncio.sleep(0)  # the services hear of it first: they work while the client reads
 
     def _take(self) -> gateway_pb2.Chunk | None:
         """All that is queued as one chunk; None if its text is not complete yet."""

@@ -6,6 +6,7 @@ users write into their own text are text unless they ask otherwise. Streaming is
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 import secrets
@@ -20,6 +21,7 @@ from forerun.vocabulary import Vocabulary, read_vocabulary
 from gateway.chat_template import ChatMessage, read_chat_template
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+REMEMBERED = 1 << 16  # tokens whose text is; a language's usual ones are far fewer
 
 
 class Tokenizer:
@@ -44,6 +46,10 @@ class Tokenizer:
         )
         self.byte_level: bool = isinstance(self._parsing.decoder, decoders.ByteLevel)
         self._byte_fallback = _has_byte_fallback(self._parsing)
+        # The same for every answer, and asked of every token in it.
+        self.is_skipped = functools.lru_cache(REMEMBERED)(self._is_skipped)
+        self.token_text = functools.lru_cache(REMEMBERED)(self._token_text)
+        self.token_bytes = functools.lru_cache(REMEMBERED)(self._token_bytes)
 
     @property
     def vocabulary_size(self) -> int:
@@ -77,7 +83,7 @@ class Tokenizer:
         """The text of ids. Ids that name no token are left out."""
         return self._parsing.decode(ids, skip_special_tokens=skip_special_tokens)
 
-    def is_skipped(self, token_id: int) -> bool:
+    def _is_skipped(self, token_id: int) -> bool:
         """Whether decoding leaves the token out: a special one, or an id without a token."""
         return token_id in self._special_ids or self._parsing.id_to_token(token_id) is None
 
@@ -89,14 +95,14 @@ class Tokenizer:
         """The token as the vocabulary spells it, which is not its text; empty for an id without a token."""
         return self._parsing.id_to_token(token_id) or ""
 
-    def token_text(self, token_id: int) -> str:
+    def _token_text(self, token_id: int) -> str:
         """The text of one token in mid-sentence, special tokens too; U+FFFD where it holds part of a character."""
         once = self.decode([token_id], skip_special_tokens=False)
         # A decoder may strip the space in front of the first token, so look at a second one.
         twice = self.decode([token_id, token_id], skip_special_tokens=False)
         return twice.removeprefix(once) if twice.startswith(once) else once
 
-    def token_bytes(self, token_id: int) -> bytes:
+    def _token_bytes(self, token_id: int) -> bytes:
         """The exact bytes of one token, also where they are not whole characters."""
         piece = self.piece(token_id)
         if self._byte_fallback and (match := _BYTE_TOKEN.fullmatch(piece)):

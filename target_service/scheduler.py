@@ -1,8 +1,8 @@
 """Which sessions take part in the next step, and with how many tokens. Policy only: no tensors, no blocks.
 
 Decoding sessions come first, oldest first; prompts fill what is left of the token budget in chunks, so a long prompt
-delays nobody for longer than one step. A session that waits for candidates sits the step out; the others wait for it
-only a small part of a step.
+delays nobody for longer than one step. A session that waits for candidates sits the step out; how long the others wait
+for it, and whether all that are ready go at once, `turns` says.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from target_service.patience import Patience
 from target_service.session import TargetSession
+from target_service.turns import Turns
 
 GATHER_SHARE = 0.1  # of the last step's time: how long ready sessions wait for those about to be ready
 GATHER_SLACK = 1.25  # times the usual latency of candidates, where all wait for candidates together
@@ -40,6 +41,7 @@ class Scheduler:
     def __init__(self, patience: Patience, max_batch_tokens: int) -> None:
         self.patience = patience
         self.max_batch_tokens = max_batch_tokens
+        self._turns = Turns()
         self._last_step_s = 0.0
         self._first_ready: float | None = None
 
@@ -60,36 +62,51 @@ class Scheduler:
             return wake
         if self._first_ready is None:
             self._first_ready = now
-        gather_until = self._gather_until(self._first_ready, ready, held)
-        if held and now < gather_until:
+        if held and now < (gather_until := self._gather_until(self._first_ready, ready, held)):
             return min(wake, gather_until)
         self._first_ready = None
-        return self._share_out(ready)
+        return self._share_out(self._turn(ready, held))
 
     def _gather_until(self, first_ready: float, ready: Sequence[TargetSession], held: Sequence[TargetSession]) -> float:
         """Until when those that are ready wait for those that are held.
 
-        Not long where some could go on without candidates. Where all live by them and these take less than a step, one
-        step for all and one wait are shorter than two steps in turn, so the groups that arrived apart are joined.
+        Not long, where some could go on without candidates, and not at all where half of them is a step. Where a step
+        is for all, groups that arrived apart are joined.
         """
         until = first_ready + GATHER_SHARE * self._last_step_s
+        if not all(session.speculating for session in ready):
+            return until
+        if len(ready) >= self._turns.size(len(ready) + len(held)):
+            return first_ready
         latency = self.patience.latency_s
-        if latency is None or latency > self._last_step_s or not held or not all(s.speculating for s in ready):
+        if self._turns.halved or latency is None or latency > self._last_step_s:
             return until
         expected = max(session.idle_since for session in held) + GATHER_SLACK * latency
         return max(until, min(expected, first_ready + self._last_step_s))
+
+    def _turn(self, ready: list[TargetSession], held: Sequence[TargetSession]) -> list[TargetSession]:
+        """Those that are ready; of those that live by candidates no more than a step is for, the longest idle first."""
+        speculating = [session for session in ready if session.speculating]
+        size = self._turns.size(len(speculating) + len(held))
+        if len(speculating) <= size:
+            return ready
+        left_out = sorted(speculating, key=lambda session: session.idle_since)[size:]
+        return [session for session in ready if session not in left_out]
 
     def note_arrival(self, session: TargetSession, now: float) -> None:
         """Learns, once a round, when a session's candidates are complete."""
         if not session.ready_noted and session.speculating and session.has_full_draft and len(session.candidates):
             session.ready_noted = True
             self.patience.record_arrival(now - session.idle_since)
+            self._turns.record_latency(self.patience.latency_s)
 
     def record_step(self, shares: Sequence[Share], seconds: float) -> None:
         """Learns from a finished step."""
         self._last_step_s = seconds
         if all(share.draws and share.feed_count == 1 for share in shares):
             drafted = sum(share.candidate_count > 0 for share in shares)
+            if drafted:
+                self._turns.record_step(seconds)
             if drafted in (0, len(shares)):
                 self.patience.record_step(len(shares), drafted > 0, seconds)
 
