@@ -173,19 +173,35 @@ class TargetEngine:
             return now + BLOCKED_RETRY_S
         return freeze(shares, self.limits.end_token_ids, now)
 
-    def plan_ahead(self, step: Step, now: float) -> Step | None:
-        """The step after one that runs: one more plain token for each of its sessions, if nobody needs another kind.
+    def plan_ahead(self, step: Step, now: float) -> Step | float | None:
+        """A step to begin behind one that runs: its plain sessions' next tokens, and others that are ready.
 
-        A session that the running step ends takes part for nothing; what its row writes is beyond what others read.
+        A plain session that the running step ends takes part for nothing; what its row writes is beyond what others
+        read. Nobody is pushed out of the cache for it.
         """
-        if not self._overlaps or not all(part.plain for part in step.parts):
+        if not self._overlaps or not step.bare or any(session.expired(now) for session in self.sessions):
             return None
+        going = [(row, part) for row, part in step.plain_rows() if part.session.room > 1 and not part.session.closed]
         inside = {part.session for part in step.parts}
-        if any(session.expired(now) or (session.room > 0 and session not in inside) for session in self.sessions):
-            return None
-        going = [(i, part) for i, part in enumerate(step.parts) if not part.session.closed and part.session.room > 1]
-        room = [self._cache.reserve(part.session.sequence, part.session.committed_length + 1) for _, part in going]
-        return freeze_ahead(step, going, now) if going and all(room) else None
+        others = [session for session in self.sessions if session not in inside]
+        for session in others:
+            if session.room > 0:
+                self._cache.attach_prefix(session.sequence)
+        chosen = self._scheduler.choose_behind(
+            others,
+            sum(bool(part.candidates) for part in step.parts),
+            max(step.started, self._last_end),
+            now,
+            self._scheduler.max_batch_tokens - len(going),
+        )
+        if isinstance(chosen, float) and not going:
+            return chosen
+        shares = chosen if isinstance(chosen, list) else []
+        lengths = [(part.session, part.session.committed_length + 1) for _, part in going]
+        lengths += [(share.session, share.session.committed_length + share.candidate_count) for share in shares]
+        if not lengths or not all(self._cache.reserve(session.sequence, length) for session, length in lengths):
+            return None  # what was reserved goes with the session's next commit
+        return freeze_ahead(going, [share.now() for share in shares], self.limits.end_token_ids, now)
 
     def _or_expiry(self, wake: float | None) -> float | None:
         times = [session.expires_at for session in self.sessions if session.expires_at is not None]

@@ -16,6 +16,7 @@ from target_service.session import TargetSession
 from target_service.turns import Turns
 
 GATHER_SHARE = 0.1  # of the last step's time: how long ready sessions wait for those about to be ready
+BEHIND_SHARE = 0.8  # of a step's time has passed before one is begun behind it that others might still join
 GATHER_SLACK = 1.25  # times the usual latency of candidates, where all wait for candidates together
 
 
@@ -65,7 +66,27 @@ class Scheduler:
         if held and now < (gather_until := self._gather_until(self._first_ready, ready, held)):
             return min(wake, gather_until)
         self._first_ready = None
-        return self._share_out(self._turn(ready, held))
+        return self._share_out(self._turn(ready, held), self.max_batch_tokens)
+
+    def choose_behind(
+        self, sessions: Sequence[TargetSession], running: int, started: float, now: float, budget: int
+    ) -> list[Share] | float | None:
+        """As `choose`, of sessions without a part in the step that runs since `started`, in which `running` speculate.
+
+        Nobody runs out of patience meanwhile. Those that live by candidates go only where they take turns; elsewhere
+        they are to meet those of the running step again.
+        """
+        others = [session for session in sessions if session.room > 0]
+        ready = [s for s in others if not s.speculating or (s.has_full_draft and self._turns.halved)]
+        if not ready:
+            return None
+        held = [session for session in others if session not in ready]
+        speculating = sum(session.speculating for session in ready)
+        whole = speculating == len(ready) and speculating >= self._turns.size(running + speculating + len(held))
+        due = started + BEHIND_SHARE * self._last_step_s
+        if (held or running) and not whole and now < due:
+            return due
+        return self._share_out(self._turn(ready, held, running), budget)
 
     def _gather_until(self, first_ready: float, ready: Sequence[TargetSession], held: Sequence[TargetSession]) -> float:
         """Until when those that are ready wait for those that are held.
@@ -84,10 +105,10 @@ class Scheduler:
         expected = max(session.idle_since for session in held) + GATHER_SLACK * latency
         return max(until, min(expected, first_ready + self._last_step_s))
 
-    def _turn(self, ready: list[TargetSession], held: Sequence[TargetSession]) -> list[TargetSession]:
+    def _turn(self, ready: list[TargetSession], held: Sequence[TargetSession], running: int = 0) -> list[TargetSession]:
         """Those that are ready; of those that live by candidates no more than a step is for, the longest idle first."""
         speculating = [session for session in ready if session.speculating]
-        size = self._turns.size(len(speculating) + len(held))
+        size = self._turns.size(running + len(speculating) + len(held))
         if len(speculating) <= size:
             return ready
         left_out = sorted(speculating, key=lambda session: session.idle_since)[size:]
@@ -125,8 +146,7 @@ class Scheduler:
             self.patience.record_expiry(now - session.idle_since)
         return until
 
-    def _share_out(self, ready: Iterable[TargetSession]) -> list[Share]:
-        budget = self.max_batch_tokens
+    def _share_out(self, ready: Iterable[TargetSession], budget: int) -> list[Share]:
         shares: list[Share] = []
         for session in sorted(ready, key=lambda session: (session.prefilling, session.arrival)):
             if budget <= 0:

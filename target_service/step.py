@@ -1,13 +1,13 @@
 """A step as the worker gets it: values that nothing changes any more, made of shares and their sessions.
 
-A step may also be made from one that still runs: where each of its sessions draws one plain token, the next step is
-known but for these tokens, and `model_runner.drawn_by_row` stands for them.
+A session may go on in a step that is made while the one before still runs: where it draws one plain token, all is known
+but that token, and `model_runner.drawn_by_row` stands for it.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from forerun.runtime.model_runner import ForwardSlice, drawn_by_row
@@ -30,9 +30,7 @@ class Part:
     @property
     def plain(self) -> bool:
         """Whether it draws one token and nothing else, with no candidates in sight."""
-        return (
-            self.draw is not None and not self.candidates and self.session.wanted_candidates == 0 and is_bare(self.draw)
-        )
+        return self.draw is not None and not self.candidates and self.session.wanted_candidates == 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +42,19 @@ class Step:
     started: float  # monotonic seconds
     started_unix_ns: int
 
+    @property
+    def bare(self) -> bool:
+        """Whether all its draws are bare, so that a step may begin before its end."""
+        return all(part.draw is None or is_bare(part.draw) for part in self.parts)
+
+    def plain_rows(self) -> Iterator[tuple[int, Part]]:
+        """Its plain parts, each with the number of its row among those drawn."""
+        row = 0
+        for part in self.parts:
+            if part.plain:
+                yield row, part
+            row += 0 if part.draw is None else part.draw.row_count
+
     def begun(self, at: float) -> Step:
         """The same step, if it began later than it was planned: when the one before it had ended."""
         late = max(0.0, at - self.started)
@@ -52,8 +63,7 @@ class Step:
 
 def freeze(shares: Sequence[Share], end_token_ids: tuple[int, ...], now: float) -> Step:
     """The step of these shares; their sequences have the blocks they need."""
-    parts = tuple(_freeze(share, end_token_ids, now) for share in shares)
-    return Step(parts, tuple(shares), now, time.time_ns())
+    return freeze_ahead((), shares, end_token_ids, now)
 
 
 def _freeze(share: Share, end_token_ids: tuple[int, ...], now: float) -> Part:
@@ -75,13 +85,16 @@ def _freeze(share: Share, end_token_ids: tuple[int, ...], now: float) -> Part:
     return Part(session, forward, draw, candidates, session.candidates.epoch if candidates else 0, wait_s)
 
 
-def freeze_ahead(step: Step, going: Sequence[tuple[int, Part]], now: float) -> Step:
-    """The step after one that runs, whose parts are all plain: for each of those going on, with its number, one token.
+def freeze_ahead(
+    going: Sequence[tuple[int, Part]], shares: Sequence[Share], end_token_ids: tuple[int, ...], now: float
+) -> Step:
+    """The step behind one that runs: of that one the plain parts that go on, with their rows, one token each; shares.
 
-    Their sequences have room for the token that is being drawn.
+    All sequences have the blocks they need; those that go on, for the token that is being drawn.
     """
-    parts = tuple(_freeze_ahead(row, part) for row, part in going)
-    return Step(parts, tuple(Share(part.session, 1, 0, True) for part in parts), now, time.time_ns())
+    plain = [_freeze_ahead(row, part) for row, part in going]
+    parts = (*plain, *(_freeze(share, end_token_ids, now) for share in shares))
+    return Step(parts, (*(Share(part.session, 1, 0, True) for part in plain), *shares), now, time.time_ns())
 
 
 def _freeze_ahead(row: int, part: Part) -> Part:

@@ -1,8 +1,9 @@
-"""Drives an engine: plans a step on the event loop, runs it on one worker thread, hands the outcome back.
+"""Drives an engine: plans a step on the event loop, runs it on worker threads, hands the outcome back.
 
-Where the engine knows the next step before the outcome of the one that runs, that one is begun behind it, so a device
-does not wait for the host. The engine's bookkeeping never leaves the event loop and the models never leave the worker,
-so neither needs a lock. What a step is and what it computes are the engine's and the executor's business.
+Where the engine knows a next step before the one that runs has ended, that one is begun behind it, so that a device does
+not wait for the host. The engine's bookkeeping never leaves the event loop and the models never leave the workers, of
+which one begins steps and one waits for them: neither needs a lock. What a step is and what it computes are the
+engine's and the executor's business.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ class Engine(Protocol[StepT, OutcomeT_contra]):
     def plan(self, now: float) -> StepT | float | None:
         """The next step; or the time to ask again; or None to be asked after the next entry."""
 
-    def plan_ahead(self, step: StepT, now: float) -> StepT | None:
-        """The step after one that runs, where that is known without its outcome."""
+    def plan_ahead(self, step: StepT, now: float) -> StepT | float | None:
+        """A step to begin behind one that runs; or the time to ask again; or None to be asked after the next entry."""
 
     def complete(self, step: StepT, outcome: OutcomeT_contra, now: float) -> None:
         """Takes the outcome of a step."""
@@ -41,20 +42,20 @@ class Engine(Protocol[StepT, OutcomeT_contra]):
 
 @dataclass(frozen=True, slots=True)
 class Begun(Generic[StepT, OutcomeT]):
-    """A step that was given to the worker."""
+    """A step that was given to the workers."""
 
     step: StepT
     begun: Future[Callable[[], OutcomeT]]
 
     def end(self) -> OutcomeT:
-        """Waits for the outcome; on the worker, which has begun it by then."""
+        """Waits until it is begun, then for the outcome."""
         return self.begun.result()()
 
 
 class StepLoop(Generic[StepT, OutcomeT]):
     """Runs planned steps, one after the other, for as long as `run` is awaited.
 
-    `begin` starts one; what it returns waits for the outcome. Both are called on the worker, in the steps' order.
+    `begin` starts one; what it returns waits for the outcome. Each is called on one thread, in the order of the steps.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class StepLoop(Generic[StepT, OutcomeT]):
         self._engine = engine
         self._begin = begin
         self._wake = asyncio.Event()
+        self._beginner = ThreadPoolExecutor(1, thread_name_prefix=f"{name}-begin")
         self._worker = ThreadPoolExecutor(1, thread_name_prefix=name)
 
     def wake(self) -> None:
@@ -83,7 +85,7 @@ class StepLoop(Generic[StepT, OutcomeT]):
                 await stepping
 
     async def run(self) -> None:
-        """Never returns; cancel it to stop. A running step is waited for."""
+        """Never returns; cancel it to stop. Steps that were begun are waited for."""
         running: Begun[StepT, OutcomeT] | None = None
         try:
             while True:
@@ -94,25 +96,34 @@ class StepLoop(Generic[StepT, OutcomeT]):
                         await self._sleep(planned)
                         continue
                     running = self._submit(planned)
-                ahead = self._engine.plan_ahead(running.step, time.monotonic())
-                following = None if ahead is None else self._submit(ahead)
-                await self._finish(running)
-                running = following
+                running = await self._finish(running)
         finally:
+            self._beginner.shutdown(wait=True)
             self._worker.shutdown(wait=True)
 
     def _submit(self, step: StepT) -> Begun[StepT, OutcomeT]:
-        return Begun(step, self._worker.submit(self._begin, step))
+        return Begun(step, self._beginner.submit(self._begin, step))
 
-    async def _finish(self, begun: Begun[StepT, OutcomeT]) -> None:
-        """Waits for the outcome of a step and hands it back."""
+    async def _finish(self, begun: Begun[StepT, OutcomeT]) -> Begun[StepT, OutcomeT] | None:
+        """Waits for the outcome of a step and hands it back; returns the step that was begun behind it meanwhile."""
+        end = asyncio.get_running_loop().run_in_executor(self._worker, begun.end)
+        end.add_done_callback(lambda _: self._wake.set())
+        following = None
+        while not end.done():
+            self._wake.clear()
+            ahead = None if following is not None else self._engine.plan_ahead(begun.step, time.monotonic())
+            if ahead is None or isinstance(ahead, float):
+                await self._sleep(ahead)
+            else:
+                following = self._submit(ahead)
         try:
-            outcome = await asyncio.get_running_loop().run_in_executor(self._worker, begun.end)
+            outcome = end.result()
         except Exception as error:
             logger.exception("a step failed")
             self._engine.fail(begun.step, error, time.monotonic())
         else:
             self._engine.complete(begun.step, outcome, time.monotonic())
+        return following
 
     async def _sleep(self, until: float | None) -> None:
         if until is None:

@@ -25,6 +25,7 @@ class Machine:
     execute: Callable[[Any], Any]
     step_ms: tuple[float, float]
     busy: bool = False
+    running: Any = None
     ahead: Any = None  # the step that is begun behind the one that runs
     ticket: int = 0  # only the latest wake-up counts
     failing: bool = False  # the next step raises
@@ -123,9 +124,12 @@ class Replica:
     # Steps
 
     def _wake(self, machine: Machine) -> None:
-        if machine.busy or machine is not self.machine:
+        if machine is not self.machine:
             return
         machine.ticket += 1
+        if machine.busy:
+            self._plan_ahead(machine)
+            return
         planned = machine.engine.plan(self._clock.now)
         self._check(machine)
         if planned is None or planned == float("inf"):
@@ -138,12 +142,23 @@ class Replica:
 
     def _begin(self, machine: Machine, planned: Any) -> None:
         machine.busy = True
-        machine.ahead = machine.engine.plan_ahead(planned, self._clock.now)
-        self._check(machine)
+        machine.running, machine.ahead = planned, None
+        self._plan_ahead(machine)
         done = self._clock.now + self._random.uniform(*machine.step_ms) / 1000
         if done < self._hung_until:
             done = self._hung_until
         self._clock.at(done, lambda: self._finish(machine, planned))
+
+    def _plan_ahead(self, machine: Machine) -> None:
+        if machine.ahead is not None:
+            return
+        planned = machine.engine.plan_ahead(machine.running, self._clock.now)
+        self._check(machine)
+        if isinstance(planned, float):
+            ticket = machine.ticket
+            self._clock.at(max(planned, self._clock.now + 1e-6), lambda: self._expire(machine, ticket))
+        else:
+            machine.ahead = planned
 
     def _expire(self, machine: Machine, ticket: int) -> None:
         if machine.ticket == ticket:

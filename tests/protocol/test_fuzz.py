@@ -132,7 +132,10 @@ def drive(engine: Any, execute: Any, step_kind: Any, script: list[Any]) -> None:
             planned = engine.plan(now)
             running = planned if isinstance(planned, step_kind) else None
         if item is True:
-            ahead = engine.plan_ahead(running, now) if running is not None else None
+            ahead = None
+        if running is not None and ahead is None:
+            planned = engine.plan_ahead(running, now)
+            ahead = planned if isinstance(planned, step_kind) else None
         for entry in stream.take():
             entry.SerializeToString()
     engine.sessions.disconnect(stream)

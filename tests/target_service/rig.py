@@ -63,8 +63,8 @@ class Rig:
             self._begun = self._begin(planned)
         step, end = self._begun
         following = self.engine.plan_ahead(step, self.now)
-        self._begun = None if following is None else self._begin(following)
-        self.ahead += following is not None
+        self._begun = self._begin(following) if isinstance(following, Step) else None
+        self.ahead += self._begun is not None
         self.engine.complete(step, end(), self.now)
         return True
 

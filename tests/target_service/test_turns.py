@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from target_service.patience import Patience
-from target_service.scheduler import GATHER_SHARE, Scheduler, Share
+from target_service.scheduler import BEHIND_SHARE, GATHER_SHARE, Scheduler, Share
+from target_service.session import TargetSession
 from target_service.turns import HALVE_ABOVE, JOIN_BELOW, Turns
 from tests.target_service.test_scheduler import make_session, shares
 
@@ -67,3 +68,35 @@ def test_plain_sessions_and_prompts_take_no_turns() -> None:
     ready = [make_session(held=3, idle_since=float(i), ready_noted=True) for i in range(2)]
     chosen = {share.session for share in shares(policy.choose([plain, prompt, *ready], 2.0))}
     assert chosen == {plain, prompt, ready[0]}
+
+
+def behind(policy: Scheduler, others: list[TargetSession], running: int, now: float) -> list[Share] | float | None:
+    return policy.choose_behind(others, running, started=2.0, now=now, budget=64)
+
+
+def test_the_other_half_begins_behind_the_one_that_runs() -> None:
+    others = [make_session(held=3, ready_noted=True) for _ in range(2)]
+    assert [share.session for share in shares(behind(halved(), others, 2, 2.01))] == others
+
+
+def test_less_than_a_half_begins_only_when_the_running_step_is_nearly_over() -> None:
+    ready, held = make_session(held=3, ready_noted=True), make_session()
+    due = 2.0 + BEHIND_SHARE * 0.5
+    assert behind(halved(), [ready, held], 2, 2.01) == pytest.approx(due)
+    assert [share.session for share in shares(behind(halved(), [ready, held], 2, due))] == [ready]
+
+
+def test_those_that_share_every_step_do_not_begin_behind_it() -> None:
+    policy = halved()
+    policy.patience.record_arrival(0.0)
+    for _ in range(40):  # candidates come early after all
+        policy.note_arrival(make_session(held=3), 0.0)
+    assert behind(policy, [make_session(held=3, ready_noted=True)], 1, 2.49) is None
+    prompt = make_session(length=9, computed=0)
+    assert [share.session for share in shares(behind(policy, [prompt], 1, 2.49))] == [prompt]
+
+
+def test_nobody_runs_out_of_patience_behind_a_running_step() -> None:
+    held = make_session(idle_since=-100.0)
+    assert behind(halved(), [held], 1, 2.49) is None
+    assert not held.waited
