@@ -1,8 +1,8 @@
 """Drives an engine: plans a step on the event loop, runs it on worker threads, hands the outcome back.
 
-Where the engine knows a next step before the one that runs has ended, that one is begun behind it, so that a device does
-not wait for the host. The engine's bookkeeping never leaves the event loop and the models never leave the workers, of
-which one begins steps and one waits for them: neither needs a lock. What a step is and what it computes are the
+Where the engine knows a next step before the one that runs has ended, that one is begun behind it, so that a device
+does not wait for the host. The engine's bookkeeping never leaves the event loop and the models never leave the workers,
+of which one begins steps and one waits for them: neither needs a lock. What a step is and what it computes are the
 engine's and the executor's business.
 """
 
