@@ -3,8 +3,9 @@
 What a draft length costs depends on the machine and on how many sessions share a step; what it brings depends on pair
 and text. Both are measured on the rounds themselves: time a round by load and length, tokens a round by length. All
 sessions use the same length for a slice of rounds, so that each slice measures what it really costs, waiting and the
-draft's own use of the machine included. Other lengths, plain decoding among them, are probed now and then, and what
-probes lose is kept to a hundredth of the time. Policy only: it knows no session and no clock.
+draft's own use of the machine included. What prompts cost the answers beside them is measured apart (`prompt_costs`).
+Other lengths, plain decoding among them, are probed now and then, and what probes lose is kept to a hundredth of the
+time. Policy only: it knows no session and no clock.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import statistics
 from dataclasses import dataclass, field
 
 from forerun.logs import event
+from gateway.prompt_costs import PromptCosts, PromptShare
 from gateway.round import Round
 
 logger = logging.getLogger(__name__)
@@ -43,6 +45,7 @@ class Load:
     length: int  # in force
     best: int | None = None
     round_s: dict[int, float] = field(default_factory=dict)  # by draft length
+    prompt_costs: PromptCosts = field(default_factory=PromptCosts)
     rounds: int = 0  # of the slice, without settling
     seconds: list[float] = field(default_factory=list)  # of those that shared no step with a prompt
     spent_s: float = 0.0  # by the slice, settling included
@@ -65,6 +68,7 @@ class Controller:
         self._tokens = {length: 1.0 + 0.5 * min(length, 3) for length in self._lengths}
         self._seen = dict.fromkeys(self._lengths, PRIOR_ROUNDS)  # rounds behind each figure in _tokens
         self._loads: dict[int, Load] = {}
+        self._prompt_share = PromptShare()
         self._total_s = 0.0  # of all rounds at all loads
         self._probe_at_s = 0.0  # of _total_s, no probe before
         self._slices = 0
@@ -74,6 +78,12 @@ class Controller:
     def draft_length(self, running: int) -> int:
         """The draft length while `running` sessions decode."""
         return self._load(running).length
+
+    def add_prompt(self, tokens: int, running: int) -> None:
+        """A prompt of so many tokens is about to be computed beside the others of `running` sessions."""
+        load = self._load(running)
+        load.prompt_costs.add_prompt(tokens, load.length > 0)
+        self._prompt_share.add(prompt=tokens)
 
     def record(self, finished: Round, running: int, beside_prompt: bool = False) -> bool:
         """Learns from a round while `running` sessions decode; true if the draft length changes with it.
@@ -87,6 +97,9 @@ class Controller:
         if load.best is None:
             load.learning_s += seconds
         load.committed += finished.accepted_count + 1
+        self._prompt_share.add(output=finished.accepted_count + 1)
+        if beside_prompt and load.length in load.round_s:
+            load.prompt_costs.add_delay(seconds - load.round_s[load.length], load.length > 0)
         if not self._settled(load, finished, running):
             return False
         load.rounds += 1
@@ -107,6 +120,10 @@ class Controller:
             best=load.best,
             round_ms={length: round(seconds * 1e3, 1) for length, seconds in sorted(load.round_s.items())},
             tokens_a_round={length: round(tokens, 2) for length, tokens in self._tokens.items()},
+            prompts_ms_a_token={
+                drafted: round(load.prompt_costs.seconds(drafted) * self._prompt_share.tokens * 1e3, 1)
+                for drafted in (False, True)
+            },
         )
         return load.length != before
 
@@ -179,8 +196,9 @@ class Controller:
         return min(others, key=lambda length: load.probed.get(length, -1))
 
     def _speed(self, load: Load, length: int) -> float:
-        """Tokens a second of one session."""
-        return self._tokens[length] / self._round_s(load, length)
+        """Tokens a second of one session, prompts beside it included."""
+        beside_s = load.prompt_costs.seconds(length > 0) * self._prompt_share.tokens  # a token
+        return 1 / (self._round_s(load, length) / self._tokens[length] + beside_s)
 
     def _round_s(self, load: Load, length: int) -> float:
         """A round's time, for a length that was not measured as far as can be told from those that were.

@@ -101,6 +101,7 @@ class Dispatcher:
         self.sessions[session.session_id] = session
         self._waiting[session.session_id] = now
         self._prompts.add(session.session_id)
+        self._draft_lengths.add_prompt(session.committed_length, len(self.sessions))
         self._set_draft_lengths()
         self._place_draft(session, now)
         self._place_target(session)

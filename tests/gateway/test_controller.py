@@ -150,6 +150,25 @@ def test_rounds_beside_prompts_do_not_count_for_their_time() -> None:
     assert controller.draft_length(1) == 4
 
 
+@pytest.mark.parametrize(("drafted_s", "turned_off"), [(0.012, True), (0.001, False)], ids=["dear", "as dear as plain"])
+def test_a_draft_that_makes_prompts_dear_is_turned_off(drafted_s: float, turned_off: bool) -> None:
+    """Answers of sixteen tokens after prompts of sixty-four: a token of theirs costs 1 ms, or more with a draft."""
+    machine = Machine(0.4, lambda length: 0.050 + 0.004 * length, running=8)
+    produced = 0
+    for _ in range(6000):
+        before = machine.tokens
+        machine.run(1)
+        produced += machine.tokens - before
+        if produced >= 16:
+            produced -= 16
+            machine.controller.add_prompt(64, 8)
+            length = machine.draft_length
+            for _ in range(8):  # each session has a round beside it
+                seconds = machine.round_s(length) + 64 * (drafted_s if length else 0.001) / 8
+                machine.controller.record(a_round(length, 0, seconds), 8, beside_prompt=True)
+    assert (machine.draft_length == 0) == turned_off
+
+
 def test_where_every_round_has_a_prompt_beside_it_they_do_count() -> None:
     controller = Controller(4)
     for _ in range(2000):
