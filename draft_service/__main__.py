@@ -13,6 +13,7 @@ from forerun import logs, telemetry
 from forerun.config import CacheConfig, ConfigError, DraftConfig, add_config_flag, add_flags, resolve
 from forerun.errors import ForerunError
 from forerun.logs import event
+from forerun.runtime.compiled import keep_compilations
 from forerun.runtime.loading import on_passing_thread
 
 logger = logging.getLogger("draft")
@@ -39,7 +40,9 @@ def main(arguments: list[str] | None = None) -> int:
     logs.setup("draft")
     try:
         config = resolve(DraftConfig, flags, prefix="draft")
-        asyncio.run(serve(config, resolve(CacheConfig, flags).folder))
+        cache = resolve(CacheConfig, flags).folder
+        keep_compilations(cache)
+        asyncio.run(serve(config, cache))
     except (ConfigError, ForerunError) as error:
         print(f"forerun draft: {error}", file=sys.stderr)
         return 1

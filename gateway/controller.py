@@ -32,6 +32,7 @@ PROBE_SHARE = 0.01  # of the time may be lost to probes
 TOKEN_WEIGHT = 0.03  # of a new round's tokens at least; at first all rounds count alike, and
 PRIOR_ROUNDS = 4  # what is assumed before them counts as so many
 BETTER = 1.02  # how much better another draft length must be; plain decoding wins a tie
+WORTH = 1.08  # how much better than plain decoding one must look to begin with: a slice or two may flatter it
 
 
 @dataclass(slots=True)
@@ -185,6 +186,9 @@ class Controller:
         best = max(self._lengths, key=lambda length: self._speed(load, length))
         if load.best is not None and best and self._speed(load, best) < BETTER * self._speed(load, load.best):
             best = load.best
+        worth = BETTER if load.best else WORTH
+        if best and self._speed(load, best) < worth * self._speed(load, 0):
+            best = 0
         if load.best is None:
             self._probe_at_s = max(self._probe_at_s, self._total_s + FIRST_PROBE * load.learning_s)
         load.best = best

@@ -13,6 +13,7 @@ from forerun.config import CacheConfig, ConfigError, TargetConfig, add_config_fl
 from forerun.errors import ForerunError
 from forerun.logs import event
 from forerun.model_folder import model_folder
+from forerun.runtime.compiled import keep_compilations
 from forerun.runtime.loading import on_passing_thread
 from target_service.assembly import assemble, serving
 
@@ -41,7 +42,9 @@ def main(arguments: list[str] | None = None) -> int:
     logs.setup("target")
     try:
         config = resolve(TargetConfig, flags, prefix="target")
-        folder = model_folder(config.model, resolve(CacheConfig, flags).folder)
+        cache = resolve(CacheConfig, flags).folder
+        keep_compilations(cache)
+        folder = model_folder(config.model, cache)
         asyncio.run(serve(config, folder))
     except (ConfigError, ForerunError) as error:
         print(f"forerun target: {error}", file=sys.stderr)

@@ -31,9 +31,12 @@ def compile_layers(model: LoadedModel) -> int:
 
 
 def keep_compilations(folder: Path) -> None:
-    """Has compilations kept below `folder`, unless the environment names another place."""
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder / "inductor"))
-    os.environ.setdefault("TRITON_CACHE_DIR", str(folder / "triton"))
+    """Has compilations kept below `folder`, unless the environment names another place. Before the first compilation.
+
+    torch would keep them in the temporary folder, which a container loses; `folder` is on its volume, as models are.
+    """
+    for variable, name in (("TORCHINDUCTOR_CACHE_DIR", "inductor"), ("TRITON_CACHE_DIR", "triton")):
+        os.environ.setdefault(variable, str(folder / "compiled" / name))
 
 
 def _stacks(model: LoadedModel) -> list[torch.nn.ModuleList]:
