@@ -37,12 +37,12 @@ WORTH = 1.08  # how much better than plain decoding one must look to begin with:
 
 @dataclass(slots=True)
 class Load:
-    """What was measured at one load, and the slice under way. Loads are powers of two of running sessions.
+    """What was measured at one load, and the slice under way. A load is a power of two of sessions and what is near.
 
     Seconds are those of rounds, summed over all sessions.
     """
 
-    key: int  # of how many bits the number of sessions is
+    key: int  # see _load_key
     length: int  # in force
     best: int | None = None
     round_s: dict[int, float] = field(default_factory=dict)  # by draft length
@@ -59,6 +59,16 @@ class Load:
         """Forgets what belongs to the slice under way."""
         self.seconds.clear()
         self.rounds, self.spent_s, self.committed = 0, 0.0, 0
+
+
+def _load_key(running: int) -> int:
+    """The logarithm of the number of sessions to base 2, rounded.
+
+    Rounded, not cut off: loads are kept up by so many clients, often a power of two of them, and between one's answer
+    and its next request there is a session less. Were that another load, with another draft length, all would change
+    theirs with every request, and a draft that was let go of would have to catch up each time.
+    """
+    return ((2 * running * running).bit_length() - 1) // 2 if running else 0
 
 
 class Controller:
@@ -130,7 +140,7 @@ class Controller:
 
     def _load(self, running: int) -> Load:
         """What is known of a load; one at which nothing was measured yet does what is best at the nearest."""
-        key = running.bit_length()
+        key = _load_key(running)
         load = self._loads.setdefault(key, Load(key, self._lengths[-1]))
         if not load.round_s:
             length = next((near.best for near in self._nearest(key) if near.best is not None), load.length)

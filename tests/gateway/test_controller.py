@@ -228,3 +228,15 @@ def test_a_table_that_makes_no_sense_is_refused_by_name(text: str) -> None:
 def test_speculation_stops_above_the_given_number() -> None:
     lengths = DraftLengths(GatewayConfig(disable_above=4, adaptive="off", draft_length=3))
     assert [lengths.now(running) for running in (1, 4, 5)] == [3, 3, 0]
+
+
+@pytest.mark.parametrize("clients", [4, 8, 16, 32, 64])
+def test_between_two_requests_of_a_client_it_is_the_same_load(clients: int) -> None:
+    """A session less for a moment once switched speculation on, had every draft catch up, and switched it off again."""
+    controller = Controller(6)
+    for number in (2, clients - 1, clients, 2 * clients):
+        speculates = number == clients - 1
+        machine = Machine(0.8 if speculates else 0.01, free if speculates else costly, running=number)
+        machine.controller = controller
+        machine.run(100 * number)
+    assert controller.draft_length(clients - 1) == controller.draft_length(clients)
