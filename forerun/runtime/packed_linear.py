@@ -58,7 +58,7 @@ def pack_linears(model: LoadedModel, pays: Callable[[Sequence[torch.nn.Linear]],
 
     Changes nothing on a GPU, or where the operations are missing.
     """
-    if model.device.type != "cpu" or not _works(model.dtype):
+    if model.device.type != "cpu" or not packing_works(model.dtype):
         return
     places: dict[tuple[int, ...], list[tuple[torch.nn.Module, str]]] = defaultdict(list)
     for parent, name in linear_places(model):
@@ -72,6 +72,20 @@ def pack_linears(model: LoadedModel, pays: Callable[[Sequence[torch.nn.Linear]],
             setattr(parent, name, PackedLinear(getattr(parent, name)))
         layers += len(found)
     event(logger, "weights_packed", layers=layers, kept=kept)
+
+
+def packing_works(dtype: torch.dtype) -> bool:
+    """Whether torch has the operations for this number format and processor, and they compute what a linear layer does.
+
+    bfloat16 wants AVX-512 (avx512bw, vl and dq) or avx_ne_convert on x86.
+    """
+    linear = torch.nn.Linear(32, 48, bias=True, dtype=dtype)
+    rows = torch.ones(1, 3, 32, dtype=dtype)
+    try:
+        with torch.inference_mode():
+            return torch.allclose(PackedLinear(linear)(rows), linear(rows), atol=1e-2)
+    except (RuntimeError, AttributeError, NotImplementedError):
+        return False
 
 
 @torch.inference_mode()
@@ -94,14 +108,3 @@ def _seconds(layers: Sequence[torch.nn.Module], batches: Sequence[torch.Tensor])
         for layer in layers:
             layer(rows)
     return time.perf_counter() - began
-
-
-def _works(dtype: torch.dtype) -> bool:
-    """Whether this torch has the operations and they compute what a linear layer does."""
-    linear = torch.nn.Linear(32, 48, bias=True, dtype=dtype)
-    rows = torch.ones(1, 3, 32, dtype=dtype)
-    try:
-        with torch.inference_mode():
-            return torch.allclose(PackedLinear(linear)(rows), linear(rows), atol=1e-2)
-    except (RuntimeError, AttributeError, NotImplementedError):
-        return False

@@ -10,7 +10,7 @@ import torch
 from forerun.runtime.int8_linear import MOST_ROWS, Int8Linear, round_linears
 from forerun.runtime.model import load_model
 from forerun.runtime.model_runner import ForwardSlice, ModelRunner
-from forerun.runtime.packed_linear import PackedLinear, pack_linears
+from forerun.runtime.packed_linear import PackedLinear, pack_linears, packing_works
 from tests.models import make_tiny_model
 
 SEED = 20261130
@@ -34,13 +34,13 @@ def test_a_rounded_layer_is_near_and_whole_for_many_rows(rows: int, bias: bool) 
     assert error.max() < 5e-3
 
 
-def test_a_rounded_model_is_packed_too_and_says_nearly_the_same(tmp_path: Path) -> None:
+def test_a_rounded_model_is_packed_too_where_that_works_and_says_nearly_the_same(tmp_path: Path) -> None:
     folder = make_tiny_model(tmp_path / "model")
     whole, rounded = (load_model(folder, torch.bfloat16) for _ in range(2))
     assert round_linears(rounded) == 15, "seven in each of two layers, and the head"
     pack_linears(rounded)
     kinds = {type(layer.whole) for layer in rounded.module.modules() if isinstance(layer, Int8Linear)}
-    assert kinds == {PackedLinear}
+    assert kinds == {PackedLinear if packing_works(torch.bfloat16) else torch.nn.Linear}
     given = [ForwardSlice((5, 6, 7), 0, (0, 1), 3)]
     expected, found = (ModelRunner(model, 4).forward(given).float() for model in (whole, rounded))
     assert (found - expected).norm() / expected.norm() < 0.05

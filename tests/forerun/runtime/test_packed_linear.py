@@ -9,7 +9,7 @@ import torch
 
 from forerun.runtime.model import load_model
 from forerun.runtime.model_runner import ForwardSlice, ModelRunner
-from forerun.runtime.packed_linear import PackedLinear, pack_linears, packing_pays
+from forerun.runtime.packed_linear import PackedLinear, pack_linears, packing_pays, packing_works
 from tests.models import ARCHITECTURES, make_tiny_model
 
 SEED = 20261129
@@ -19,6 +19,8 @@ SEED = 20261129
 @pytest.mark.parametrize("rows", [1, 2, 5, 17, 130])
 @pytest.mark.parametrize("bias", [True, False])
 def test_a_packed_layer_computes_the_same_product(dtype: torch.dtype, rows: int, bias: bool) -> None:
+    if not packing_works(dtype):
+        pytest.skip(f"this processor or torch cannot pack {dtype}")
     torch.manual_seed(SEED)
     print(f"seed {SEED}")
     linear = torch.nn.Linear(96, 160, bias=bias, dtype=dtype)
@@ -47,6 +49,16 @@ def test_tied_embeddings_survive_packing(tmp_path: Path) -> None:
     before = model.module.get_input_embeddings().weight.clone()
     pack_linears(model, lambda layers: True)
     assert torch.equal(model.module.get_input_embeddings().weight, before)
+
+
+def test_where_a_processor_cannot_pack_layers_stay_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(layer: PackedLinear, linear: torch.nn.Linear) -> None:
+        raise RuntimeError("mkldnn_reorder_linear_weight: bf16 path needs the cpu support avx512bw")
+
+    monkeypatch.setattr(PackedLinear, "__init__", refuse)
+    model = load_model(make_tiny_model(tmp_path / "m"), torch.bfloat16)
+    pack_linears(model, lambda layers: True)
+    assert type(model.module.lm_head) is torch.nn.Linear
 
 
 def test_only_shapes_for_which_it_pays_are_packed(tmp_path: Path) -> None:
