@@ -3,7 +3,7 @@
 What a draft length costs depends on the machine and on how many sessions share a step; what it brings depends on pair
 and text. Both are measured on the rounds themselves: time a round by load and length, tokens a round by length. All
 sessions use the same length for a slice of rounds, so that each slice measures what it really costs, waiting and the
-draft's own use of the machine included. What prompts cost the answers beside them is measured apart (`prompt_costs`).
+draft's own use of the machine included; what other rounds take longer is counted apart (`surcharge`).
 Other lengths, plain decoding among them, are probed now and then, and what probes lose is kept to a hundredth of the
 time. Policy only: it knows no session and no clock.
 """
@@ -15,14 +15,16 @@ import statistics
 from dataclasses import dataclass, field
 
 from forerun.logs import event
-from gateway.prompt_costs import PromptCosts, PromptShare
 from gateway.round import Round
+from gateway.surcharge import Surcharge
 
 logger = logging.getLogger(__name__)
 
 SLICE_ROUNDS = 12  # measured rounds of a slice, over all sessions, and
-SESSION_ROUNDS = 4  # of each session at least; enough for a plain slice, which has only its time to tell
+SESSION_ROUNDS = 4  # of each session at least
+PLAIN_ROUNDS = 16  # of each session in a plain slice: all is held against it, and measuring it longer costs nothing
 SETTLING_ROUNDS = 2  # of each session after a change: they still carry the last length
+SETTLING_PLAIN = 6  # and the draft, which may compute on for a while, is to be done with it
 CATCH_UP_ROUNDS = 12  # of each session, in which a draft that was let go of may compute what it missed
 LONGEST_SLICE = 4  # times as many rounds, if most share their steps with prompts, which makes them longer
 OUTLIER = 3.0  # a round longer than this many times the median tells of a pause, not of its length
@@ -46,7 +48,8 @@ class Load:
     length: int  # in force
     best: int | None = None
     round_s: dict[int, float] = field(default_factory=dict)  # by draft length
-    prompt_costs: PromptCosts = field(default_factory=PromptCosts)
+    plain: Surcharge = field(default_factory=Surcharge)
+    drafted: Surcharge = field(default_factory=Surcharge)
     rounds: int = 0  # of the slice, without settling
     seconds: list[float] = field(default_factory=list)  # of those that shared no step with a prompt
     spent_s: float = 0.0  # by the slice, settling included
@@ -54,6 +57,10 @@ class Load:
     learning_s: float = 0.0  # until the first choice
     slices_to_probe: int = PROBE_EVERY
     probed: dict[int, int] = field(default_factory=dict)  # by draft length, the slice in which it was last tried
+
+    def surcharge(self, length: int) -> Surcharge:
+        """What rounds of this draft length take longer than the quiet ones."""
+        return self.drafted if length else self.plain
 
     def begin_slice(self) -> None:
         """Forgets what belongs to the slice under way."""
@@ -79,7 +86,6 @@ class Controller:
         self._tokens = {length: 1.0 + 0.5 * min(length, 3) for length in self._lengths}
         self._seen = dict.fromkeys(self._lengths, PRIOR_ROUNDS)  # rounds behind each figure in _tokens
         self._loads: dict[int, Load] = {}
-        self._prompt_share = PromptShare()
         self._total_s = 0.0  # of all rounds at all loads
         self._probe_at_s = 0.0  # of _total_s, no probe before
         self._slices = 0
@@ -89,12 +95,6 @@ class Controller:
     def draft_length(self, running: int) -> int:
         """The draft length while `running` sessions decode."""
         return self._load(running).length
-
-    def add_prompt(self, tokens: int, running: int) -> None:
-        """A prompt of so many tokens is about to be computed beside the others of `running` sessions."""
-        load = self._load(running)
-        load.prompt_costs.add_prompt(tokens, load.length > 0)
-        self._prompt_share.add(prompt=tokens)
 
     def record(self, finished: Round, running: int, beside_prompt: bool = False) -> bool:
         """Learns from a round while `running` sessions decode; true if the draft length changes with it.
@@ -108,16 +108,16 @@ class Controller:
         if load.best is None:
             load.learning_s += seconds
         load.committed += finished.accepted_count + 1
-        self._prompt_share.add(output=finished.accepted_count + 1)
-        if beside_prompt and load.length in load.round_s:
-            load.prompt_costs.add_delay(seconds - load.round_s[load.length], load.length > 0)
+        if load.length in load.round_s:
+            tokens = finished.accepted_count + 1
+            load.surcharge(load.length).add(tokens, seconds, tokens / self._quiet_speed(load, load.length))
         if not self._settled(load, finished, running):
             return False
         load.rounds += 1
         if not beside_prompt:
             load.seconds.append(seconds)
         self._count_tokens(finished, load.length)
-        enough = max(SLICE_ROUNDS if load.length else 0, SESSION_ROUNDS * running)
+        enough = max(SLICE_ROUNDS, SESSION_ROUNDS * running) if load.length else PLAIN_ROUNDS * running
         if len(load.seconds) < enough and load.rounds < LONGEST_SLICE * enough:
             return False
         before = load.length
@@ -131,10 +131,7 @@ class Controller:
             best=load.best,
             round_ms={length: round(seconds * 1e3, 1) for length, seconds in sorted(load.round_s.items())},
             tokens_a_round={length: round(tokens, 2) for length, tokens in self._tokens.items()},
-            prompts_ms_a_token={
-                drafted: round(load.prompt_costs.seconds(drafted) * self._prompt_share.tokens * 1e3, 1)
-                for drafted in (False, True)
-            },
+            surcharge={"plain": round(load.plain.factor, 2), "drafted": round(load.drafted.factor, 2)},
         )
         return load.length != before
 
@@ -158,7 +155,8 @@ class Controller:
         """Whether the round shows what its length costs, and not the change to it."""
         if load.length != self._used:
             self._used = load.length
-            self._settling, self._catching_up = SETTLING_ROUNDS * running, CATCH_UP_ROUNDS * running
+            self._settling = (SETTLING_ROUNDS if load.length else SETTLING_PLAIN) * running
+            self._catching_up = CATCH_UP_ROUNDS * running
         if self._settling <= 0 or self._catching_up <= 0:
             return True
         self._settling -= load.length == 0 or finished.drafted_count > 0
@@ -210,9 +208,12 @@ class Controller:
         return min(others, key=lambda length: load.probed.get(length, -1))
 
     def _speed(self, load: Load, length: int) -> float:
-        """Tokens a second of one session, prompts beside it included."""
-        beside_s = load.prompt_costs.seconds(length > 0) * self._prompt_share.tokens  # a token
-        return 1 / (self._round_s(load, length) / self._tokens[length] + beside_s)
+        """Tokens a second of one session, all told."""
+        return self._quiet_speed(load, length) / load.surcharge(length).factor
+
+    def _quiet_speed(self, load: Load, length: int) -> float:
+        """The same by the rounds that are measured."""
+        return self._tokens[length] / self._round_s(load, length)
 
     def _round_s(self, load: Load, length: int) -> float:
         """A round's time, for a length that was not measured as far as can be told from those that were.

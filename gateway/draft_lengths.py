@@ -57,11 +57,6 @@ class DraftLengths:
             return by_hand
         return self._configured if self._controller is None else self._controller.draft_length(running)
 
-    def add_prompt(self, tokens: int, running: int) -> None:
-        """A prompt is about to be computed."""
-        if self._controller is not None:
-            self._controller.add_prompt(tokens, running)
-
     def record(self, finished: Round, running: int, beside_prompt: bool) -> bool:
         """Learns from a round; true if the draft length may have changed."""
         by_hand = self._table.length(running) is not None or 0 < self._disable_above < running
