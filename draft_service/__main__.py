@@ -9,12 +9,13 @@ import sys
 from pathlib import Path
 
 from draft_service.assembly import assemble, load, serving
-from forerun import logs, telemetry
+from forerun import logs, metrics, telemetry
 from forerun.config import CacheConfig, ConfigError, DraftConfig, add_config_flag, add_flags, resolve
 from forerun.errors import ForerunError
 from forerun.logs import event
 from forerun.runtime.compiled import keep_compilations
 from forerun.runtime.loading import on_passing_thread
+from forerun.runtime.service_metrics import registry_for
 
 logger = logging.getLogger("draft")
 
@@ -24,9 +25,11 @@ async def serve(config: DraftConfig, cache: Path) -> None:
     tracing = telemetry.setup("forerun-draft")
     draft = assemble(await on_passing_thread(load, config, cache), tracing)
     try:
+        page = metrics.serving(registry_for(draft.info, draft.engine.read_stats), config.host, config.metrics_port)
         async with serving(draft, config.host, config.port) as (server, port):
             event(logger, "listening", address=f"{config.host}:{port}", model=config.model)
-            await server.serve_until_signal(config.grace_s)
+            with page:
+                await server.serve_until_signal(config.grace_s)
     finally:
         tracing.shutdown()
 

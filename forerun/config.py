@@ -63,6 +63,9 @@ class TargetConfig:
     model: str = setting("smollm2-135m", "model name, hub id or folder")
     host: str = setting("127.0.0.1", "interface to listen on")
     port: int = setting(50061, "port to listen on; 0 takes a free one", low=0, high=65535)
+    metrics_port: int = setting(
+        -1, "port of the page for Prometheus, /metrics; 0 takes a free one, -1 has none", low=-1, high=65535
+    )
     dtype: str = setting("auto", "number format", choices=("auto", "float32", "bfloat16", "float16"))
     device: str = setting("auto", "cpu, cuda, cuda:1; auto takes a GPU if there is one")
     eager: str = setting(
@@ -98,6 +101,9 @@ class DraftConfig:
     target: str = setting("smollm2-135m", "the target's model, for embeddings that the draft shares with it")
     host: str = setting("127.0.0.1", "interface to listen on")
     port: int = setting(50062, "port to listen on; 0 takes a free one", low=0, high=65535)
+    metrics_port: int = setting(
+        -1, "port of the page for Prometheus, /metrics; 0 takes a free one, -1 has none", low=-1, high=65535
+    )
     dtype: str = setting("auto", "number format", choices=("auto", "float32", "bfloat16", "float16"))
     device: str = setting("auto", "cpu, cuda, cuda:1; auto takes a GPU if there is one")
     eager: str = setting(
@@ -145,6 +151,9 @@ class GatewayConfig:
     model: str = setting("smollm2-135m", "the target's model, for its tokenizer and chat template")
     host: str = setting("127.0.0.1", "interface to listen on")
     port: int = setting(50060, "port to listen on; 0 takes a free one", low=0, high=65535)
+    metrics_port: int = setting(
+        -1, "port of the page for Prometheus, /metrics; 0 takes a free one, -1 has none", low=-1, high=65535
+    )
     targets: tuple[str, ...] = setting(["127.0.0.1:50061"], "target services, host:port, comma separated")
     drafts: tuple[str, ...] = setting(["127.0.0.1:50062"], "draft services, host:port, comma separated; may be empty")
     gateway_id: str = setting("", "this gateway's name to the services; empty draws a random one")

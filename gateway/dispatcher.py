@@ -49,6 +49,11 @@ class Dispatcher:
         self._last_prompt_unix_ns = 0  # when one of them had its first
 
     @property
+    def draft_length(self) -> int:
+        """Candidates a round at the present load, for sessions that leave it to the gateway."""
+        return self._draft_lengths.now(len(self.sessions))
+
+    @property
     def links(self) -> list[Link[Any, Any]]:
         return [*self.targets, *self.drafts]
 
@@ -101,7 +106,6 @@ class Dispatcher:
         self.sessions[session.session_id] = session
         self._waiting[session.session_id] = now
         self._prompts.add(session.session_id)
-        self._draft_lengths.add_prompt(session.committed_length, len(self.sessions))
         self._set_draft_lengths()
         self._place_draft(session, now)
         self._place_target(session)

@@ -19,6 +19,7 @@ from forerun.logprobs import TokenLogprobs
 from forerun.telemetry import RequestTrace
 from forerun.v1 import gateway_pb2, target_pb2, types_pb2
 from gateway.dispatcher import Dispatcher
+from gateway.metrics import RequestMetrics
 from gateway.output import Delta, Output, OutputToken
 from gateway.request import Prepared
 from gateway.round import Round, SpeculationTally
@@ -39,6 +40,7 @@ class Generation:
         dispatcher: Dispatcher,
         credit_tokens: int,
         trace: RequestTrace,
+        metrics: RequestMetrics,
         arrived: float,
         deadline: float | None,
     ) -> None:
@@ -49,9 +51,11 @@ class Generation:
         self._dispatcher = dispatcher
         self._credit = credit_tokens
         self._trace = trace
+        self._metrics = metrics
         self._arrived = arrived
         self._admitted = time.monotonic()
         self._first_token_at = 0.0
+        self._last_chunk_at = 0.0
         self._queue: deque[tuple[Round, target_pb2.Verdict]] = deque()
         self._news = asyncio.Event()
         self._error: ForerunError | None = None
@@ -176,16 +180,26 @@ class Generation:
         rounds: list[Round] = []
         while self._queue and not self._finish_reason:
             finished, verdict = self._queue.popleft()
-            self._first_token_at = self._first_token_at or time.monotonic()
             deltas += self._push(verdict)
             if self._stop:
                 released = self._released + sum(len(delta.tokens) for delta in deltas)
                 finished = finished.cut(self.session.prompt_length + released - verdict.start_position)
             self._tally.add(finished)
+            self._metrics.add_round(finished)
             rounds.append(finished)
         if self._finish_reason:
             self._queue.clear()  # a stop string cut before what follows
         return self._chunk(deltas, rounds)
+
+    def _time(self, tokens: int) -> None:
+        """Notes when tokens went out."""
+        now = time.monotonic()
+        if not self._first_token_at:
+            self._first_token_at = now
+            self._metrics.add_first(now - self._arrived)
+        elif tokens:
+            self._metrics.add_tokens(tokens, now - self._last_chunk_at)
+        self._last_chunk_at = now
 
     def _push(self, verdict: target_pb2.Verdict) -> list[Delta]:
         ends = verdict.finish_reason == types_pb2.FINISH_REASON_STOP
@@ -229,6 +243,7 @@ class Generation:
 
     def _chunk(self, deltas: Sequence[Delta], rounds: Sequence[Round]) -> gateway_pb2.Chunk | None:
         tokens = [token for delta in deltas for token in delta.tokens]
+        self._time(len(tokens))
         self._released += len(tokens)
         chunk = gateway_pb2.Chunk(
             text="".join(delta.text for delta in deltas), token_ids=[token.token_id for token in tokens]

@@ -19,6 +19,7 @@ from gateway.admission import Admission
 from gateway.dispatcher import Dispatcher
 from gateway.generation import Generation
 from gateway.link import Link
+from gateway.metrics import RequestMetrics
 from gateway.request import Prepared, check, prepare
 from gateway.tokenizer import Tokenizer
 
@@ -34,11 +35,13 @@ class GatewayService(gateway_pb2_grpc.GatewayServiceServicer):
         self._dispatcher = dispatcher
         self._tracing = tracing
         self._admission = Admission(config.max_requests, config.max_queue)
+        self.metrics = RequestMetrics()
         self._running: set[Generation] = set()
 
     async def Generate(
         self, request: gateway_pb2.GenerateRequest, context: Any
     ) -> AsyncIterator[gateway_pb2.GenerateResponse]:
+        arrived = time.monotonic()
         trace = self._tracing.start_request(context.invocation_metadata(), METHOD)
         code = grpc.StatusCode.CANCELLED
         attributes: dict[str, Any] = {}  # for the request's span
@@ -52,6 +55,7 @@ class GatewayService(gateway_pb2_grpc.GatewayServiceServicer):
             raise
         finally:
             trace.end(code, attributes)
+            self.metrics.end(code.name.lower(), time.monotonic() - arrived)
 
     async def _generate(
         self, request: gateway_pb2.GenerateRequest, context: Any, trace: RequestTrace, attributes: dict[str, Any]
@@ -71,10 +75,12 @@ class GatewayService(gateway_pb2_grpc.GatewayServiceServicer):
                 self._dispatcher,
                 self._config.credit_tokens,
                 trace,
+                self.metrics,
                 arrived,
                 deadline,
             )
             self._running.add(generation)
+            self.metrics.add_prompt(len(prepared.prompt_token_ids))
             try:
                 async with aclosing(generation.responses()) as responses:
                     async for response in responses:
@@ -86,15 +92,28 @@ class GatewayService(gateway_pb2_grpc.GatewayServiceServicer):
                     attributes.update(_asked(request, prepared, generation, served.model_id))
                     attributes.update(generation.usage)
 
+    @property
+    def running_requests(self) -> int:
+        return self._admission.running
+
+    @property
+    def waiting_requests(self) -> int:
+        return self._admission.waiting
+
+    @property
+    def buffered_tokens(self) -> int:
+        """Tokens that wait for their clients."""
+        return sum(generation.buffered_tokens for generation in self._running)
+
     async def GetStatus(self, request: gateway_pb2.GetStatusRequest, context: Any) -> gateway_pb2.GetStatusResponse:
         return gateway_pb2.GetStatusResponse(
             targets=[_replica(link) for link in self._dispatcher.targets],
             drafts=[_replica(link) for link in self._dispatcher.drafts],
-            running_requests=self._admission.running,
-            waiting_requests=self._admission.waiting,
+            running_requests=self.running_requests,
+            waiting_requests=self.waiting_requests,
             draft_length=self._config.draft_length,
             window=max(self._config.window, self._config.draft_length),
-            buffered_tokens=sum(generation.buffered_tokens for generation in self._running),
+            buffered_tokens=self.buffered_tokens,
         )
 
 

@@ -8,13 +8,14 @@ import logging
 import sys
 from pathlib import Path
 
-from forerun import logs, telemetry
+from forerun import logs, metrics, telemetry
 from forerun.config import CacheConfig, ConfigError, TargetConfig, add_config_flag, add_flags, resolve
 from forerun.errors import ForerunError
 from forerun.logs import event
 from forerun.model_folder import model_folder
 from forerun.runtime.compiled import keep_compilations
 from forerun.runtime.loading import on_passing_thread
+from forerun.runtime.service_metrics import registry_for
 from target_service.assembly import assemble, serving
 
 logger = logging.getLogger("target")
@@ -25,10 +26,12 @@ async def serve(config: TargetConfig, folder: Path) -> None:
     tracing = telemetry.setup("forerun-target")
     target = await on_passing_thread(assemble, config, folder, tracing)
     try:
+        page = metrics.serving(registry_for(target.info, target.engine.read_stats), config.host, config.metrics_port)
         async with serving(target, config.host, config.port) as (server, port):
             address, context_length = f"{config.host}:{port}", target.info.context_length
             event(logger, "listening", address=address, model=config.model, context_length=context_length)
-            await server.serve_until_signal(config.grace_s)
+            with page:
+                await server.serve_until_signal(config.grace_s)
     finally:
         tracing.shutdown()
 

@@ -22,7 +22,14 @@ EMBEDDED_TARGET = config.TargetConfig().model
 EMBEDDED_DRAFT = config.DraftConfig().model
 SHIPPED_DRAFT = EMBEDDED_DRAFT.removeprefix("ngram+")  # the model in it, which needs no pulling
 # These would name all three services at once, and mean the wrong thing for two of them.
-_ONLY_WITH_SERVICE = ("FORERUN_MODEL", "FORERUN_PORT", "FORERUN_TARGET", "FORERUN_TARGETS", "FORERUN_DRAFTS")
+_ONLY_WITH_SERVICE = (
+    "FORERUN_MODEL",
+    "FORERUN_PORT",
+    "FORERUN_METRICS_PORT",
+    "FORERUN_TARGET",
+    "FORERUN_TARGETS",
+    "FORERUN_DRAFTS",
+)
 
 
 @dataclass(frozen=True, slots=True)
