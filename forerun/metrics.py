@@ -11,6 +11,8 @@ import concurrent.futures
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
+from wsgiref.types import StartResponse, WSGIApplication
 
 from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -23,6 +25,8 @@ logger = logging.getLogger(__name__)
 
 OFF = -1  # as a port
 SCRAPE_TIMEOUT_S = 2.0  # that a busy event loop may take
+OPENMETRICS = "application/openmetrics-text"
+NAMES_AS_THEY_ARE = f"{OPENMETRICS}; version=1.0.0; escaping=allow-utf-8"
 
 # Seconds. Those of OpenTelemetry's gen_ai metrics, with finer ones below 10 ms, where a token of a small model lies.
 LATENCY_BUCKETS = (
@@ -71,6 +75,9 @@ def serving(registry: CollectorRegistry, host: str, port: int) -> Iterator[int]:
         server, thread = start_http_server(port, host, registry)
     except OSError as error:
         raise Unavailable(f"metrics_port: {host}:{port} cannot be listened on: {error.strerror or error}") from error
+    app = server.get_app()
+    assert app is not None
+    server.set_app(_with_lasting_names(app))
     event(logger, "metrics", address=f"{host}:{server.server_port}")
     try:
         yield server.server_port
@@ -78,6 +85,20 @@ def serving(registry: CollectorRegistry, host: str, port: int) -> Iterator[int]:
         server.shutdown()
         server.server_close()
         thread.join(SCRAPE_TIMEOUT_S)
+
+
+def _with_lasting_names(page: WSGIApplication) -> WSGIApplication:
+    """The page with the same names for every scraper.
+
+    prometheus_client writes `vllm_` for `vllm:` unless it is told that names may have any character, which Prometheus 2
+    never says. A colon was always allowed.
+    """
+
+    def app(environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
+        environ["HTTP_ACCEPT"] = NAMES_AS_THEY_ARE if OPENMETRICS in environ.get("HTTP_ACCEPT", "") else ""
+        return page(environ, start_response)
+
+    return app
 
 
 def counter(name: str, help: str, value: float, labels: dict[str, str] | None = None) -> Metric:

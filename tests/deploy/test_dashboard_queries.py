@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
 import subprocess
-import urllib.request
-from contextlib import AsyncExitStack
 from pathlib import Path
 
 import grpc
@@ -16,53 +15,37 @@ import yaml
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-import gateway.metrics
-from forerun import metrics
-from forerun.runtime import service_metrics
 from tests.deploy.dashboards import NAMES, ROOT, expressions, load, metrics_in
-from tests.trio import HOST, MODEL, Trio, generate, make_pair, trio
+from tests.e2e.test_metrics import measured, text_of
+from tests.trio import MODEL, generate, make_pair
 
 RULES = ROOT / "deploy" / "prometheus" / "rules.yml"
 PROMETHEUS_OWN = {"ALERTS", "up"}
 GPU_ONLY = {"DCGM_FI_DEV_FB_USED", "DCGM_FI_DEV_FB_FREE"}  # of NVIDIA's exporter, where there is one
 PROMPT = [5, 6, 7, 8]
-WAIT_S = 10.0
 PROMTOOL_S = 60.0
 
 Pages = dict[str, list[Metric]]  # by job
 
 
-def read_page(port: int) -> list[Metric]:
-    with urllib.request.urlopen(f"http://{HOST}:{port}/metrics", timeout=WAIT_S) as page:
-        return list(text_string_to_metric_families(page.read().decode()))
-
-
-async def scrape(running: Trio) -> Pages:
-    """The pages of all three services, read over HTTP."""
-    target, draft, door = running.target.parts, running.draft.parts, running.gateways[0].parts
-    registries = {
-        "target": service_metrics.registry_for(target.info, target.engine.read_stats),
-        "draft": service_metrics.registry_for(draft.info, draft.engine.read_stats),
-        "gateway": gateway.metrics.registry_for(door.service, door.dispatcher),
-    }
-    async with AsyncExitStack() as stack:
-        ports = {job: stack.enter_context(metrics.serving(each, HOST, 0)) for job, each in registries.items()}
-        return {job: await asyncio.to_thread(read_page, port) for job, port in ports.items()}
-
-
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> Pages:
-    """After an answer with speculation and a request that was refused."""
+    """All three, after an answer with speculation and a request that was refused."""
 
     async def run() -> Pages:
-        async with trio(make_pair(tmp_path_factory.mktemp("pair")), MODEL) as running:
+        async with measured(make_pair(tmp_path_factory.mktemp("pair")), MODEL) as (running, ports):
             await generate(running.stub, PROMPT, max_tokens=24)
             with pytest.raises(grpc.aio.AioRpcError):
                 await generate(running.stub, PROMPT, temperature=-1.0)
             await running.wait_until_idle()
-            return await scrape(running)
+            served = {"target": ports.target, "draft": ports.draft, "gateway": ports.gateway}
+            texts = {job: await asyncio.to_thread(text_of, port) for job, port in served.items()}
+            return {job: list(text_string_to_metric_families(text)) for job, text in texts.items()}
 
-    return asyncio.run(run())
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith("OTEL_")]:  # no receiver hears of tests
+            patch.delenv(name)
+        return asyncio.run(run())
 
 
 def recorded() -> set[str]:

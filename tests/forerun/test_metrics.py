@@ -9,7 +9,7 @@ import urllib.request
 from collections.abc import Iterable
 
 import pytest
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.metrics_core import Metric
 
 from forerun import metrics
@@ -19,8 +19,9 @@ from forerun.metrics import LoopCollector, counter, gauge, serving
 HOST = "127.0.0.1"
 
 
-def page(port: int) -> str:
-    with urllib.request.urlopen(f"http://{HOST}:{port}/metrics", timeout=10) as found:
+def page(port: int, accept: str = "*/*") -> str:
+    asked = urllib.request.Request(f"http://{HOST}:{port}/metrics", headers={"Accept": accept})
+    with urllib.request.urlopen(asked, timeout=10) as found:
         return str(found.read().decode())
 
 
@@ -68,3 +69,20 @@ def test_a_port_that_is_taken_is_named() -> None:
         page_on_it = serving(CollectorRegistry(), HOST, number)
         with pytest.raises(Unavailable, match=f"metrics_port: {HOST}:{number}"), page_on_it:
             pass
+
+
+@pytest.mark.parametrize(
+    "accept",
+    [
+        "*/*",
+        "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,text/plain;q=0.5",
+        "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.6,text/plain;version=0.0.4;q=0.3",
+        "application/openmetrics-text;version=1.0.0;escaping=underscores;q=0.6",
+        "text/plain;version=1.0.0;escaping=underscores",
+    ],
+)
+def test_every_scraper_gets_the_same_names(accept: str) -> None:
+    registry = CollectorRegistry()
+    Counter("vllm:things", "Things.", ["kind"], registry=registry).labels("a").inc()
+    with serving(registry, HOST, 0) as port:
+        assert 'vllm:things_total{kind="a"} 1.0\n' in page(port, accept)
