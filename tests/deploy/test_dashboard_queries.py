@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import subprocess
+import urllib.request
 from pathlib import Path
 
 import grpc
@@ -16,16 +17,23 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.deploy.dashboards import NAMES, ROOT, expressions, load, metrics_in
-from tests.e2e.test_metrics import measured, text_of
-from tests.trio import MODEL, generate, make_pair
+from tests.e2e.test_metrics import measured
+from tests.trio import HOST, MODEL, generate, make_pair
 
 RULES = ROOT / "deploy" / "prometheus" / "rules.yml"
 PROMETHEUS_OWN = {"ALERTS", "up"}
 GPU_ONLY = {"DCGM_FI_DEV_FB_USED", "DCGM_FI_DEV_FB_FREE"}  # of NVIDIA's exporter, where there is one
 PROMPT = [5, 6, 7, 8]
+WAIT_S = 10.0
 PROMTOOL_S = 60.0
 
 Pages = dict[str, list[Metric]]  # by job
+
+
+def families(port: int) -> list[Metric]:
+    """A page's metrics."""
+    with urllib.request.urlopen(f"http://{HOST}:{port}/metrics", timeout=WAIT_S) as page:
+        return list(text_string_to_metric_families(page.read().decode()))
 
 
 @pytest.fixture(scope="module")
@@ -39,8 +47,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Pages:
                 await generate(running.stub, PROMPT, temperature=-1.0)
             await running.wait_until_idle()
             served = {"target": ports.target, "draft": ports.draft, "gateway": ports.gateway}
-            texts = {job: await asyncio.to_thread(text_of, port) for job, port in served.items()}
-            return {job: list(text_string_to_metric_families(text)) for job, text in texts.items()}
+            return {job: await asyncio.to_thread(families, port) for job, port in served.items()}
 
     with pytest.MonkeyPatch.context() as patch:
         for name in [name for name in os.environ if name.startswith("OTEL_")]:  # no receiver hears of tests
