@@ -15,7 +15,7 @@ GRAFANA = ROOT / "deploy" / "grafana"
 NAMES = ("operator", "engineer")
 VARIABLES = {"$__rate_interval": "5m", "$gateway": ".*", "$model": ".*", "$instance": ".*"}
 WORDS = {  # of PromQL, as far as dashboards use it
-    "sum", "min", "by", "on", "or", "group_left", "rate", "increase", "histogram_quantile", "vector", "label_values",
+    "sum", "min", "by", "on", "ignoring", "or", "group_left", "rate", "increase", "histogram_quantile", "vector", "label_values",
 }  # fmt: skip
 
 Json = dict[str, Any]
@@ -57,6 +57,6 @@ def expressions(board: Json) -> list[str]:
 def metrics_in(query: str) -> set[str]:
     """The metrics that a query names; words of PromQL that are not in WORDS count as such, too."""
     bare = re.sub(r'"[^"]*"|\{[^}]*\}|\[[^]]*\]', " ", query)
-    bare = re.sub(r"\b(by|on|group_left)\s*\([^)]*\)", " ", bare)
+    bare = re.sub(r"\b(by|on|ignoring|group_left)\s*\([^)]*\)", " ", bare)
     bare = re.sub(r"(label_values\([^,]*),[^)]*", r"\1", bare)
     return set(re.findall(r"[A-Za-z_:][A-Za-z0-9_:]*", bare)) - WORDS

@@ -22,7 +22,8 @@ from tests.trio import HOST, MODEL, generate, make_pair
 
 RULES = ROOT / "deploy" / "prometheus" / "rules.yml"
 PROMETHEUS_OWN = {"ALERTS", "up"}
-GPU_ONLY = {"DCGM_FI_DEV_FB_USED", "DCGM_FI_DEV_FB_FREE"}  # of NVIDIA's exporter, where there is one
+# A service's own, on a GPU, and those of NVIDIA's exporter, where there is one.
+GPU_ONLY = {"forerun_gpu_memory_bytes", "DCGM_FI_DEV_FB_USED", "DCGM_FI_DEV_FB_FREE"}
 PROMPT = [5, 6, 7, 8]
 WAIT_S = 10.0
 PROMTOOL_S = 60.0
