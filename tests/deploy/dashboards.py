@@ -15,7 +15,8 @@ GRAFANA = ROOT / "deploy" / "grafana"
 NAMES = ("operator", "engineer")
 VARIABLES = {"$__rate_interval": "5m", "$gateway": ".*", "$model": ".*", "$instance": ".*"}
 WORDS = {  # of PromQL, as far as dashboards use it
-    "sum", "min", "by", "on", "ignoring", "or", "group_left", "rate", "increase", "histogram_quantile", "vector", "label_values",
+    "sum", "min", "rate", "increase", "histogram_quantile", "vector", "label_values",
+    "by", "on", "ignoring", "group_left", "or",
 }  # fmt: skip
 
 Json = dict[str, Any]
